@@ -1,0 +1,168 @@
+"""Messages to frames and back: msgpack arrays, decoded strictly against the dataclasses' types.
+
+A frame is `[version, tag, service, name, incarnation, [field, ...]]`. Nothing in a frame is
+trusted: any deviation raises `BadFrame`, and nothing else is ever raised by `decode`.
+"""
+
+from __future__ import annotations
+
+import types
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from enum import IntEnum
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+
+import msgpack
+
+from shared.messages import REGISTRY, Message
+from shared.types import Incarnation, ServiceName, int32s_from_bytes, int32s_to_bytes
+
+VERSION = 1
+MAX_FRAME_BYTES = 32 * 1024 * 1024  # a 4 MiB body of ids stays far below this
+
+Convert = Callable[[Any], Any]
+
+
+class BadFrame(ValueError):
+    """A frame that is not a message of this mesh; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who sent a message."""
+
+    service: ServiceName
+    name: str  # as discovery knows it
+    incarnation: Incarnation
+
+
+def encode(message: Message, sender: Identity) -> bytes:
+    """The frame of `message`."""
+    kind = type(message)
+    header = [VERSION, _TAGS[kind], sender.service, sender.name, sender.incarnation]
+    frame: bytes = msgpack.packb([*header, _ENCODERS[kind](message)])
+    return frame
+
+
+def decode(frame: bytes) -> tuple[Message, Identity]:
+    """The message in `frame` and its sender; raises BadFrame."""
+    if len(frame) > MAX_FRAME_BYTES:
+        raise BadFrame(f"frame of {len(frame)} bytes is over {MAX_FRAME_BYTES}")
+    try:
+        parts = msgpack.unpackb(frame, strict_map_key=True)
+        if type(parts) is not list or len(parts) != 6:
+            raise BadFrame("not an array of 6")
+        version, tag, service, name, incarnation, body = parts
+        if version != VERSION:
+            raise BadFrame(f"version {version!r} is not {VERSION}")
+        kind = REGISTRY.get(tag) if type(tag) is int else None
+        if kind is None:
+            raise BadFrame(f"unknown tag {tag!r}")
+        sender = Identity(ServiceName(service), _string(name), Incarnation(_integer(incarnation)))
+        return _DECODERS[kind](body), sender
+    except BadFrame:
+        raise
+    except Exception as error:  # msgpack, UTF-8, enums and __post_init__ raise many kinds
+        raise BadFrame(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise BadFrame(f"expected an int64, got {type(value).__name__}")
+    return value
+
+
+def _exactly(kind: type) -> Convert:
+    def check(value: Any) -> Any:
+        if type(value) is not kind:
+            raise BadFrame(f"expected {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    return check
+
+
+_string = _exactly(str)
+
+
+def _integer_or_string(value: Any) -> Any:
+    return _integer(value) if type(value) is int else _string(value)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _int32s(value: Any) -> Any:
+    return int32s_from_bytes(_exactly(bytes)(value))
+
+
+def _list(convert: Convert) -> Convert:
+    check = _exactly(list)
+    return lambda value: [convert(item) for item in check(value)]
+
+
+def _codec_of(hint: Any) -> tuple[Convert, Convert]:
+    """The (encode, decode) pair for a field's type."""
+    if isinstance(hint, NewType):
+        return _codec_of(hint.__supertype__)
+    origin = get_origin(hint)
+    if hint is array:
+        return int32s_to_bytes, _int32s
+    if origin is list:
+        to_wire, from_wire = _codec_of(get_args(hint)[0])
+        return (lambda value: [to_wire(item) for item in value]), _list(from_wire)
+    if origin in (types.UnionType, Union):
+        return _union_codec(get_args(hint))
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _dataclass_codec(hint)
+    if issubclass(hint, IntEnum):
+        return int, lambda value: hint(_integer(value))
+    if hint is int:
+        return _same, _integer
+    if hint is float:
+        return float, _exactly(float)
+    if hint in (bool, str, bytes):
+        return _same, _exactly(hint)
+    raise TypeError(f"no wire form for {hint!r}")
+
+
+def _union_codec(options: tuple[Any, ...]) -> tuple[Convert, Convert]:
+    """Optional[X], or a union of scalars (told apart by their msgpack type)."""
+    rest = [option for option in options if option is not type(None)]
+    if len(rest) == 1:
+        inner_to, inner_from = _codec_of(rest[0])
+    elif set(rest) == {int, str}:
+        inner_to, inner_from = _same, _integer_or_string
+    else:
+        raise TypeError(f"no wire form for the union {options!r}")
+    if len(rest) == len(options):
+        return inner_to, inner_from
+    return (
+        lambda value: None if value is None else inner_to(value),
+        lambda value: None if value is None else inner_from(value),
+    )
+
+
+def _dataclass_codec(kind: type) -> tuple[Convert, Convert]:
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]
+    encoders, decoders = zip(*(_codec_of(hints[name]) for name in names), strict=True)
+    getters = list(zip(names, encoders, strict=True))
+
+    def to_wire(value: Any) -> list[Any]:
+        return [convert(getattr(value, name)) for name, convert in getters]
+
+    def from_wire(value: Any) -> Any:
+        if type(value) is not list or len(value) != len(names):
+            raise BadFrame(f"{kind.__name__} has {len(names)} fields")
+        return kind(*[convert(item) for convert, item in zip(decoders, value, strict=True)])
+
+    return to_wire, from_wire
+
+
+_TAGS: dict[type[Message], int] = {kind: tag for tag, kind in REGISTRY.items()}
+_ENCODERS: dict[type[Message], Convert] = {}
+_DECODERS: dict[type[Message], Convert] = {}
+for _kind in _TAGS:
+    _ENCODERS[_kind], _DECODERS[_kind] = _dataclass_codec(_kind)

@@ -1,0 +1,300 @@
+"""Everything that crosses the mesh: one frozen dataclass per message, each with a fixed tag.
+
+A message's fields travel in their order here; a change of any of them is a new `VERSION` in
+`shared.codec`, and the golden bytes in the tests change with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.sampling import SamplingParams
+from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId
+
+# --- parts of messages --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to continue: exactly one of text, token ids, or a chat as JSON."""
+
+    text: str | None = None
+    token_ids: Int32s | None = None
+    chat: str | None = None  # JSON: {"messages": [...], "add_generation_prompt": bool, ...}
+    add_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if sum(part is not None for part in (self.text, self.token_ids, self.chat)) != 1:
+            raise ValueError("a prompt is exactly one of text, token_ids and chat")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The instances that carry a request; decided once, by the gateway."""
+
+    gateway: str
+    detokenizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A refusal or fault, in the terms of OpenAI's error object."""
+
+    status: int  # HTTP status
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnteringSequence:
+    """A sequence that takes a slot of the executor's persistent batch."""
+
+    slot: int
+    handle: Handle
+    detokenizer: str
+    prompt_tokens: int  # how many of token_ids are prompt; the rest was generated before
+    params: SamplingParams  # max_tokens is set
+    token_ids: Int32s  # all tokens known so far
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end of a request, with its exact counts."""
+
+    request_id: RequestId
+    reason: FinishReason
+    completion_tokens: int
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it
+    failure: Failure | None = None
+
+
+# --- messages, in the order of a request's life --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """gateway -> tokenizer: continue this prompt."""
+
+    request_id: RequestId
+    prompt: Prompt
+    params: SamplingParams
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """tokenizer or scheduler -> gateway: this request was not taken."""
+
+    request_id: RequestId
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """tokenizer -> scheduler: a checked request, ready to be queued."""
+
+    request_id: RequestId
+    token_ids: Int32s
+    params: SamplingParams  # max_tokens None: as many as the cache and the context hold
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """scheduler -> detokenizer: tokens of `handle` (of the sending incarnation) will come."""
+
+    request_id: RequestId
+    handle: Handle
+    gateway: str
+    token_ids: Int32s  # the prompt
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """detokenizer -> gateway: the request is in the mesh's hands; `scheduler` has it."""
+
+    request_id: RequestId
+    prompt_tokens: int
+    scheduler: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """model-executor -> scheduler: what I can hold. Sent once for each new link."""
+
+    fingerprint: str  # of model and dtype; every executor of one scheduler has the same
+    num_blocks: int
+    block_size: int  # tokens
+    max_num_seqs: int  # slots
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """scheduler -> model-executor: one iteration, as a change to the persistent batch.
+
+    Applied in this order: `retired`, `entering`, blocks, then the rows are run. Row i computes
+    `row_tokens[i]` tokens of slot `row_slots[i]` from position `row_starts[i]`; it samples if it
+    reaches the last known token. Block ids are appended to the slots' block tables: the first
+    `block_counts[0]` of them to slot `block_slots[0]`, and so on.
+    """
+
+    step: int
+    retired: Int32s  # slots
+    entering: list[EnteringSequence]
+    block_slots: Int32s
+    block_counts: Int32s
+    block_ids: Int32s
+    row_slots: Int32s
+    row_starts: Int32s
+    row_tokens: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """model-executor -> scheduler and detokenizers: the tokens that one iteration sampled.
+
+    The scheduler's copy has every sampled row; a detokenizer's has only its own.
+    """
+
+    epoch: Incarnation  # of the scheduler whose plan this was
+    step: int
+    handles: Int32s
+    positions: Int32s  # of the sampled token in its sequence; the prompt's first is 0
+    token_ids: Int32s
+    finishes: bytes  # one FinishReason each
+
+
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """detokenizer -> gateway: new text of many requests, then the requests that ended."""
+
+    request_ids: list[RequestId]
+    texts: list[str]
+    offsets: Int32s  # characters sent before this text
+    token_counts: Int32s  # completion tokens so far, this text's included
+    finished: list[Finished] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """anyone -> the services that may know the request: stop it. Idempotent, may come early."""
+
+    request_id: RequestId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """scheduler -> detokenizer: this request ended by a fault; tell its gateway."""
+
+    request_id: RequestId
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """scheduler -> gateways: what I hold and what I can take; sent when it changes."""
+
+    max_num_seqs: int
+    max_queue: int
+    running: int
+    waiting: int
+
+
+# --- questions and answers -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """gateway -> tokenizer: tokenize only."""
+
+    request_id: RequestId
+    prompt: Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """tokenizer -> gateway."""
+
+    request_id: RequestId
+    token_ids: Int32s
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """gateway -> tokenizer: ids to text."""
+
+    request_id: RequestId
+    token_ids: Int32s
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """tokenizer -> gateway."""
+
+    request_id: RequestId
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsRequest:
+    """gateway -> everyone: send your metrics."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsReply:
+    """everyone -> gateway: Prometheus text exposition format."""
+
+    request_id: RequestId
+    exposition: str
+
+
+Message = (
+    Generate
+    | Refused
+    | Submit
+    | Open
+    | Accepted
+    | Announce
+    | Plan
+    | StepResult
+    | Deltas
+    | Abort
+    | Failed
+    | Credit
+    | Encode
+    | Encoded
+    | Decode
+    | Decoded
+    | MetricsRequest
+    | MetricsReply
+)
+
+# The wire's tags. Append only: a tag is never used again for another message.
+REGISTRY: dict[int, type[Message]] = {
+    1: Generate,
+    2: Refused,
+    3: Submit,
+    4: Open,
+    5: Accepted,
+    6: Announce,
+    7: Plan,
+    8: StepResult,
+    9: Deltas,
+    10: Abort,
+    11: Failed,
+    12: Credit,
+    13: Encode,
+    14: Encoded,
+    15: Decode,
+    16: Decoded,
+    17: MetricsRequest,
+    18: MetricsReply,
+}

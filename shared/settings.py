@@ -1,0 +1,263 @@
+"""Every knob of Headrace in one dataclass; flags and `HEADRACE_*` variables are made from it.
+
+Flags are named as vLLM names the same thing. A flag wins over its variable, a variable over the
+default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+from shared.types import ServiceName
+
+ENV_PREFIX = "HEADRACE_"
+MIB = 1024 * 1024
+GATEWAY, TOKENIZER, SCHEDULER, MODEL_EXECUTOR, DETOKENIZER = ServiceName
+EVERY = tuple(ServiceName)
+LAUNCHER = "launcher"  # `headrace serve` takes every setting; these alone concern only it
+
+
+class BadSetting(Exception):
+    """A setting that cannot be used; the text names it."""
+
+
+def _setting(
+    default: Any,
+    help: str,
+    *scope: str,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    choices: Sequence[str] = (),
+    secret: bool = False,
+) -> Any:
+    metadata = {
+        "help": help,
+        "scope": scope,
+        "at_least": at_least,
+        "at_most": at_most,
+        "choices": choices,
+        "secret": secret,
+    }
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings; which services read one stands in its scope."""
+
+    # The model
+    model: str = _setting(
+        "", "prepared model directory", GATEWAY, TOKENIZER, DETOKENIZER, MODEL_EXECUTOR
+    )
+    served_model_name: list[str] = _setting([], "names of the model in the API", GATEWAY)
+    max_model_len: int | None = _setting(
+        None,
+        "context length; default: the model's own",
+        GATEWAY,
+        TOKENIZER,
+        MODEL_EXECUTOR,
+        at_least=2,
+    )
+    dtype: str = _setting(
+        "auto",
+        "type of weights and KV cache",
+        MODEL_EXECUTOR,
+        choices=("auto", "float32", "bfloat16"),
+    )
+    seed: int | None = _setting(
+        None, "makes the seeds drawn for unseeded requests repeatable", GATEWAY, at_least=0
+    )
+
+    # HTTP
+    host: str = _setting("127.0.0.1", "address to listen on", GATEWAY)
+    port: int = _setting(8000, "port to listen on", GATEWAY, at_least=0, at_most=65535)
+    listen_fd: int | None = _setting(
+        None, "inherited listening socket, instead of host and port", GATEWAY
+    )
+    api_key: list[str] = _setting([], "key(s) that clients must send", GATEWAY, secret=True)
+    max_body_size: int = _setting(4 * MIB, "largest request body, bytes", GATEWAY, at_least=1)
+
+    # Scheduling
+    max_queue: int = _setting(1024, "requests waiting beyond those running", SCHEDULER, at_least=0)
+    max_num_seqs: int = _setting(64, "sequences running at once", MODEL_EXECUTOR, at_least=1)
+    max_num_batched_tokens: int = _setting(
+        512, "token budget of one iteration", MODEL_EXECUTOR, at_least=1
+    )
+
+    # KV memory and compute
+    block_size: int = _setting(16, "tokens in a KV block", MODEL_EXECUTOR, at_least=1, at_most=1024)
+    num_gpu_blocks_override: int | None = _setting(
+        None, "KV blocks, instead of sizing by memory", MODEL_EXECUTOR, at_least=1
+    )
+    kv_cache_memory_bytes: int | None = _setting(
+        None,
+        "memory for the KV cache; default: a share of what is free",
+        MODEL_EXECUTOR,
+        at_least=1,
+    )
+    gpu_memory_utilization: float = _setting(
+        0.9, "share of accelerator memory to use", MODEL_EXECUTOR, at_least=0.01, at_most=1
+    )
+    device: str = _setting(
+        "auto", "where the model runs", MODEL_EXECUTOR, choices=("auto", "cpu", "cuda")
+    )
+    cpu_threads: int | None = _setting(
+        None, "compute threads on the CPU; default: all cores", MODEL_EXECUTOR, at_least=1
+    )
+
+    # The mesh
+    mesh: str = _setting("", "ipc:DIRECTORY, dns, or static:SERVICE=HOST:PORT,...", *EVERY)
+    index: int = _setting(0, "number of this instance among its service's", *EVERY, at_least=0)
+    mesh_host: str = _setting("127.0.0.1", "address the inbox binds over TCP", *EVERY)
+    mesh_port: int | None = _setting(
+        None,
+        "port the inbox binds over TCP; default: the service's own",
+        *EVERY,
+        at_least=1,
+        at_most=65535,
+    )
+    allow_plain_tcp: bool = _setting(
+        False, "let the mesh use TCP without encryption or authentication", *EVERY
+    )
+
+    # Running
+    drain_timeout: float = _setting(
+        30.0, "seconds that running answers may take to finish on SIGTERM", *EVERY, at_least=0
+    )
+    log_level: str = _setting(
+        "info", "least level logged", *EVERY, choices=("debug", "info", "warning", "error")
+    )
+    log_format: str = _setting(
+        "auto",
+        "auto: console on a terminal, else json",
+        *EVERY,
+        choices=("auto", "console", "json"),
+    )
+    gateways: int = _setting(1, "gateway processes", LAUNCHER, at_least=1)
+    tokenizers: int = _setting(1, "tokenizer processes", LAUNCHER, at_least=1)
+    detokenizers: int = _setting(1, "detokenizer processes", LAUNCHER, at_least=1)
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):
+            _check(setting, getattr(self, setting.name))
+
+    def to_flags(self, service: ServiceName) -> list[str]:
+        """The command line that hands this service its settings; secrets stay out of it."""
+        words: list[str] = []
+        for setting in _of_scope(service):
+            value = getattr(self, setting.name)
+            if setting.metadata["secret"] or value is None or value is False or value == []:
+                continue
+            words.append(flag_of(setting))
+            words += (
+                [] if value is True else map(str, value if isinstance(value, list) else [value])
+            )
+        return words
+
+    def to_environment(self) -> dict[str, str]:
+        """The `HEADRACE_*` variables that hand over what must not stand in a process list."""
+        return {
+            variable_of(setting): ",".join(getattr(self, setting.name))
+            for setting in fields(self)
+            if setting.metadata["secret"] and getattr(self, setting.name)
+        }
+
+
+def flag_of(setting: Field[Any]) -> str:
+    return "--" + setting.name.replace("_", "-")
+
+
+def variable_of(setting: Field[Any]) -> str:
+    return ENV_PREFIX + setting.name.upper()
+
+
+def parse_settings(
+    service: ServiceName | None, words: Sequence[str], environment: Mapping[str, str], **fixed: Any
+) -> Settings:
+    """Settings of one service (None: of `headrace serve`); raises BadSetting, exits on --help."""
+    command = service or "serve"
+    settings = [setting for setting in _of_scope(service) if setting.name not in fixed]
+    parser = _Parser(prog=f"headrace {command}", allow_abbrev=False)
+    hints = get_type_hints(Settings)
+    for setting in settings:
+        _add_flag(parser, setting, hints[setting.name])
+    given = vars(parser.parse_args(list(words)))
+    for setting in settings:
+        raw = environment.get(variable_of(setting))
+        if setting.name not in given and raw:
+            given[setting.name] = _from_text(setting, hints[setting.name], raw)
+    return Settings(**given, **fixed)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadSetting(message)
+
+
+def _of_scope(service: ServiceName | None) -> list[Field[Any]]:
+    return [
+        setting
+        for setting in fields(Settings)
+        if service is None or service in setting.metadata["scope"]
+    ]
+
+
+def _add_flag(parser: argparse.ArgumentParser, setting: Field[Any], hint: Any) -> None:
+    default = setting.default if setting.default not in (None, "") else None
+    text = setting.metadata["help"] + (
+        f" (default: {default})" if isinstance(default, (int, float, str)) else ""
+    )
+    options: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
+    if hint is bool:
+        options["action"] = "store_true"
+    else:
+        options["type"] = lambda raw: _scalar(setting, hint, raw)
+        options["metavar"] = setting.name.upper()
+        if get_origin(hint) is list:
+            options["nargs"] = "+"
+    parser.add_argument(flag_of(setting), **options)
+
+
+def _from_text(setting: Field[Any], hint: Any, raw: str) -> Any:
+    if hint is bool:
+        if raw.lower() not in ("1", "true", "yes", "0", "false", "no"):
+            raise BadSetting(f"{variable_of(setting)}: {raw!r} is not yes or no")
+        return raw.lower() in ("1", "true", "yes")
+    if get_origin(hint) is list:
+        return [part for part in raw.split(",") if part]
+    return _scalar(setting, hint, raw)
+
+
+def _scalar(setting: Field[Any], hint: Any, raw: str) -> Any:
+    kinds = [kind for kind in get_args(hint) if kind is not types.NoneType] or [hint]
+    try:
+        return kinds[0](raw)
+    except ValueError:
+        raise BadSetting(f"{flag_of(setting)}: {raw!r} is not a {kinds[0].__name__}") from None
+
+
+def _check(setting: Field[Any], value: Any) -> None:
+    rule = setting.metadata
+    if value is None or isinstance(value, (list, bool)):
+        return
+    if rule["choices"] and value not in rule["choices"]:
+        raise BadSetting(f"{flag_of(setting)}: {value!r} is none of {', '.join(rule['choices'])}")
+    if rule["at_least"] is not None and not value >= rule["at_least"]:
+        raise BadSetting(f"{flag_of(setting)}: {value} is less than {rule['at_least']}")
+    if rule["at_most"] is not None and not value <= rule["at_most"]:
+        raise BadSetting(f"{flag_of(setting)}: {value} is more than {rule['at_most']}")
+
+
+def model_path(settings: Settings) -> Path:
+    """The prepared model directory; raises BadSetting if it was not given or is none."""
+    path = Path(settings.model)
+    if not settings.model or not (path / "config.json").is_file():
+        raise BadSetting(f"--model: {settings.model!r} is not a prepared model directory")
+    return path
