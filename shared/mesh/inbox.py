@@ -1,0 +1,56 @@
+"""The one PULL socket of an instance, read without a future per message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+from shared.codec import MAX_FRAME_BYTES
+
+HIGH_WATER_MARK = 8192  # frames; reached, the sender's own queue fills next
+DRAIN_LIMIT = 128  # frames handled before other callbacks of the loop get their turn
+STALL_CHECK_SECONDS = 1.0  # the FD is edge-triggered: should an edge be lost, this finds the frames
+
+
+class Inbox:
+    """Calls `on_frame` on the running loop for each frame that arrives."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        on_frame: Callable[[bytes], None],
+    ) -> None:
+        self._on_frame = on_frame
+        self._socket = context.socket(zmq.PULL)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._socket.bind(endpoint)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._drain)
+        self._stall_check = self._loop.call_later(STALL_CHECK_SECONDS, self._check_stall)
+
+    def close(self) -> None:
+        if not self._socket.closed:
+            self._stall_check.cancel()
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.close()
+
+    def _drain(self) -> None:
+        for _ in range(DRAIN_LIMIT):
+            if self._socket.closed:
+                return
+            try:
+                frame = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._on_frame(frame)
+        self._loop.call_soon(self._drain)  # no new edge comes for what is already there
+
+    def _check_stall(self) -> None:
+        self._drain()
+        if not self._socket.closed:
+            self._stall_check = self._loop.call_later(STALL_CHECK_SECONDS, self._check_stall)

@@ -1,0 +1,153 @@
+"""One instance's place in the mesh: its inbox, and a peer for each instance it talks to."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable
+
+import structlog
+import zmq
+from prometheus_client import CollectorRegistry, Counter
+
+from shared.codec import BadFrame, Identity, decode, encode
+from shared.mesh.inbox import Inbox
+from shared.mesh.peer import Peer
+from shared.mesh.resolver import MeshAddress
+from shared.messages import Message
+from shared.types import Incarnation, ServiceName
+
+LOOK_AGAIN_SECONDS = 0.05  # while the mesh forms or a peer was lost; doubles up to the maximum
+LOOK_AGAIN_MAX_SECONDS = 2.0
+
+Handle = Callable[[Message, Identity], None]
+PeerEvent = Callable[[ServiceName, str], None]
+
+
+class Mesh:
+    """Sends never block; what arrives, joins or is lost is told by the callbacks of `open`."""
+
+    def __init__(
+        self,
+        service: ServiceName,
+        address: MeshAddress,
+        talks_to: Iterable[ServiceName],
+    ) -> None:
+        self.identity = Identity(service, address.name, Incarnation(secrets.randbits(63)))
+        self._address = address
+        self._peers: dict[ServiceName, dict[str, Peer]] = {other: {} for other in talks_to}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._look_now = asyncio.Event()
+        self._log = structlog.get_logger("mesh")
+        self.registry = CollectorRegistry()
+        self._received = Counter(
+            "headrace_mesh_frames_received", "Frames that reached an inbox", registry=self.registry
+        )
+        self._sent = Counter(
+            "headrace_mesh_frames_sent", "Frames queued for a peer", registry=self.registry
+        )
+        self._bad = Counter(
+            "headrace_mesh_bad_frames", "Frames dropped as no message", registry=self.registry
+        )
+        self._undelivered = Counter(
+            "headrace_mesh_undelivered",
+            "Messages that found no live peer, or its queue full",
+            registry=self.registry,
+        )
+
+    def open(self, handle: Handle, joined: PeerEvent, lost: PeerEvent) -> None:
+        """Bind the inbox; raises zmq.ZMQError if the address is taken."""
+        self._handle, self._joined, self._lost = handle, joined, lost
+        self._inbox = Inbox(self._context, self._address.bind, self._on_frame)
+
+    def close(self) -> None:
+        for peers in self._peers.values():
+            for peer in peers.values():
+                peer.close()
+            peers.clear()
+        self._inbox.close()
+        self._context.destroy(linger=0)
+
+    def peers(self, service: ServiceName) -> list[str]:
+        """Names of the live instances, sorted."""
+        return sorted(name for name, peer in self._peers[service].items() if peer.live)
+
+    def send(self, service: ServiceName, name: str, message: Message) -> bool:
+        """Queue a message; False if there is no such live peer."""
+        return self._push(service, name, encode(message, self.identity))
+
+    def broadcast(self, service: ServiceName, message: Message) -> None:
+        """Queue a message for every live instance of a service."""
+        frame = encode(message, self.identity)
+        for name in self.peers(service):
+            self._push(service, name, frame)
+
+    async def discover(self) -> None:
+        """Keep the peers in step with the resolver; runs until cancelled."""
+        pause = LOOK_AGAIN_SECONDS
+        while True:
+            changed = False
+            for service in self._peers:
+                changed |= await self._look(service)
+            pause = LOOK_AGAIN_SECONDS if changed else min(2 * pause, LOOK_AGAIN_MAX_SECONDS)
+            self._look_now.clear()
+            try:
+                await asyncio.wait_for(self._look_now.wait(), pause)
+                pause = LOOK_AGAIN_SECONDS
+                await asyncio.sleep(pause)  # a peer that keeps failing must not make a busy loop
+            except TimeoutError:
+                pass
+
+    async def _look(self, service: ServiceName) -> bool:
+        found = dict(await self._address.resolver.resolve(service))
+        if service is self.identity.service:
+            found.pop(self.identity.name, None)
+        peers = self._peers[service]
+        gone = [name for name, peer in peers.items() if name not in found and not peer.live]
+        for name in gone:
+            peers.pop(name).close()
+        new = found.keys() - peers.keys()
+        for name in new:
+            peers[name] = self._connect(service, name, found[name])
+        return bool(gone or new)
+
+    def _connect(self, service: ServiceName, name: str, endpoint: str) -> Peer:
+        def on_joined() -> None:
+            self._log.debug("peer joined", peer=name)
+            self._joined(service, name)
+
+        def on_lost() -> None:
+            self._forget(service, name, "disconnected")
+
+        return Peer(self._context, endpoint, on_joined, on_lost)
+
+    def _forget(self, service: ServiceName, name: str, reason: str) -> None:
+        peer = self._peers[service].pop(name, None)
+        if peer is None:
+            return
+        peer.close()
+        self._log.info("peer lost", peer=name, reason=reason)
+        self._look_now.set()
+        self._lost(service, name)
+
+    def _push(self, service: ServiceName, name: str, frame: bytes) -> bool:
+        peer = self._peers[service].get(name)
+        if peer is not None and peer.send(frame):
+            self._sent.inc()
+            return True
+        self._undelivered.inc()
+        if peer is not None and peer.live:
+            # Dropping one message of a stream would corrupt it: give up the whole link instead.
+            peer.close()
+            asyncio.get_running_loop().call_soon(self._forget, service, name, "queue full")
+        return False
+
+    def _on_frame(self, frame: bytes) -> None:
+        self._received.inc()
+        try:
+            message, sender = decode(frame)
+        except BadFrame as error:
+            self._bad.inc()
+            self._log.warning("bad frame dropped", reason=str(error), bytes=len(frame))
+            return
+        self._handle(message, sender)

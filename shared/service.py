@@ -1,0 +1,194 @@
+"""What all services have in common: the loop, signals, the mesh, supervised tasks, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar, NoReturn
+
+import setproctitle
+import structlog
+import uvloop
+import zmq
+from prometheus_client import CollectorRegistry
+
+from shared.codec import Identity
+from shared.logs import configure_logs
+from shared.mesh import Mesh, MeshAddress
+from shared.messages import Message, MetricsReply, MetricsRequest
+from shared.metrics import ProcessCollector, exposition
+from shared.settings import BadSetting, Settings, parse_settings
+from shared.types import ServiceName
+
+LIFELINE_VARIABLE = "HEADRACE_LIFELINE_FD"  # a pipe whose other end the launcher holds
+DRAIN_CHECK_SECONDS = 0.05  # only while draining
+
+EXIT_FAULT = 1
+EXIT_BAD_SETTING = 2
+
+
+class StartError(Exception):
+    """A service cannot start, for a reason its user can mend; the text is one clear line."""
+
+
+class Service:
+    """Base of every service: subclasses say whom they talk to and what they do with a message.
+
+    All methods run on the event loop and must be quick; whatever blocks goes to a thread.
+    """
+
+    service: ClassVar[ServiceName]
+    talks_to: ClassVar[frozenset[ServiceName]]
+
+    def __init__(self, settings: Settings, mesh: Mesh) -> None:
+        self.settings = settings
+        self.mesh = mesh
+        self.log = structlog.get_logger(self.service.value)
+        self.registry = CollectorRegistry()
+        self.registry.register(ProcessCollector(mesh.identity))
+        self.registry.register(mesh.registry)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> None:
+        """Load what is needed. The inbox is bound already; raises StartError."""
+
+    def handle(self, message: Message, sender: Identity) -> None:
+        """Act on a message."""
+
+    def peer_joined(self, service: ServiceName, name: str) -> None:
+        """A link to this instance is up."""
+
+    def peer_lost(self, service: ServiceName, name: str) -> None:
+        """The link to this instance broke; what was queued for it is gone."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is work that a drain should wait for."""
+        return False
+
+    def drain(self) -> None:
+        """SIGTERM came: take nothing new."""
+
+    async def stop(self) -> None:
+        """Give back what `start` took."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        """Run a task whose exception ends the service."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+        return task
+
+    def fail(self, error: BaseException, where: str) -> None:
+        """End the service: after an unforeseen exception its state cannot be trusted."""
+        self.log.error("service failed", where=where, exc_info=error)
+        self._end(EXIT_FAULT)
+
+    async def run(self) -> int:
+        """Live until a signal or a fault; returns the exit code."""
+        self.mesh.open(self._on_message, self._on_joined, self._on_lost)
+        self.spawn(self.mesh.discover(), name="discover")
+        self.spawn(self._start(), name="start")
+        self._watch_signals()
+        try:
+            return await self._ended
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self.stop()
+            self.mesh.close()
+
+    async def _start(self) -> None:
+        try:
+            await self.start()
+            self.log.info("started", name=self.mesh.identity.name)
+        except StartError as error:
+            self.log.error("cannot start", reason=str(error))
+            self._end(EXIT_BAD_SETTING)
+
+    def _on_message(self, message: Message, sender: Identity) -> None:
+        try:
+            if isinstance(message, MetricsRequest):
+                reply = MetricsReply(message.request_id, exposition(self.registry))
+                self.mesh.send(sender.service, sender.name, reply)
+            else:
+                self.handle(message, sender)
+        except Exception as error:
+            self.fail(error, f"handling {type(message).__name__}")
+
+    def _on_joined(self, service: ServiceName, name: str) -> None:
+        try:
+            self.peer_joined(service, name)
+        except Exception as error:
+            self.fail(error, f"{name} joining")
+
+    def _on_lost(self, service: ServiceName, name: str) -> None:
+        try:
+            self.peer_lost(service, name)
+        except Exception as error:
+            self.fail(error, f"losing {name}")
+
+    def _task_done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error, f"task {task.get_name()}")
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        lifeline = os.environ.get(LIFELINE_VARIABLE)
+        if lifeline is not None:
+            loop.add_reader(int(lifeline), self._end, EXIT_FAULT)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(number, self._end, 128 + number)  # the second one ends it at once
+        self.log.info("draining", signal=number.name)
+        self.drain()
+        self.spawn(self._drain_and_end(), name="drain")
+
+    async def _drain_and_end(self) -> None:
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + self.settings.drain_timeout
+        while self.busy and loop.time() < limit:  # noqa: ASYNC110 - `busy` is derived, not an event
+            await asyncio.sleep(DRAIN_CHECK_SECONDS)
+        self._end(0)
+
+    def _end(self, code: int) -> None:
+        if not self._ended.done():
+            self._ended.set_result(code)
+
+
+async def _serve(kind: type[Service], settings: Settings) -> int:
+    address = MeshAddress.from_settings(kind.service, settings)
+    mesh = Mesh(kind.service, address, kind.talks_to)
+    try:
+        return await kind(settings, mesh).run()
+    except zmq.ZMQError as error:
+        raise BadSetting(f"cannot bind {address.bind}: {error}") from error
+    finally:
+        if LIFELINE_VARIABLE in os.environ:
+            address.leave()
+
+
+def main(kind: type[Service], words: Sequence[str] | None = None) -> NoReturn:
+    """Run one service as this process, by its flags and `HEADRACE_*`; ends the process."""
+    try:
+        settings = parse_settings(
+            kind.service, sys.argv[1:] if words is None else words, os.environ
+        )
+        setproctitle.setproctitle(f"headrace: {kind.service} {settings.index}")
+        configure_logs(settings.log_level, settings.log_format, kind.service, settings.index)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            code = runner.run(_serve(kind, settings))
+    except BadSetting as error:
+        print(f"headrace {kind.service}: {error}", file=sys.stderr)
+        code = EXIT_BAD_SETTING
+    sys.stderr.flush()
+    os._exit(code)  # a thread that is still computing must not hold up the exit
