@@ -12,7 +12,6 @@ from typing import Any
 # One context length, under the names that model families gave it.
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 MAX_SANE_LENGTH = 2**31 - 1  # positions are int32; tokenizers write 1e30 for "no limit"
-WEIGHT_SUFFIXES = (".safetensors", ".bin")
 SAMPLES, SAMPLE_BYTES = 16, 4096  # of each weight file, for the fingerprint
 
 
@@ -65,12 +64,8 @@ def read_json(path: Path, *, required: bool = False) -> dict[str, Any]:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """The weight files of a model directory, sorted; safetensors if there are any."""
-    for suffix in WEIGHT_SUFFIXES:
-        files = sorted(path.glob(f"*{suffix}"))
-        if files:
-            return files
-    return []
+    """The weights of a model directory, in order of their names: safetensors only, no pickles."""
+    return sorted(path.glob("*.safetensors"))
 
 
 def _vocab_size(path: Path, config: dict[str, Any]) -> int:

@@ -173,8 +173,7 @@ async def _serve(kind: type[Service], settings: Settings) -> int:
     except zmq.ZMQError as error:
         raise BadSetting(f"cannot bind {address.bind}: {error}") from error
     finally:
-        if LIFELINE_VARIABLE in os.environ:
-            address.leave()
+        address.leave(remove_directory=LIFELINE_VARIABLE in os.environ)
 
 
 def main(kind: type[Service], words: Sequence[str] | None = None) -> NoReturn:

@@ -110,11 +110,13 @@ class MeshAddress:
         name = f"{_advertised(settings.mesh_host)}:{port}"
         return cls(name, f"tcp://{settings.mesh_host}:{port}", resolver)
 
-    def leave(self) -> None:
-        """Remove the directory of an ipc mesh if this was the last one in it."""
+    def leave(self, *, remove_directory: bool) -> None:
+        """Unlink an ipc socket, and the mesh's directory too if this was the last in it."""
         if isinstance(self.resolver, IpcDirectory):
             with contextlib.suppress(OSError):
-                self.resolver.directory.rmdir()
+                os.unlink(self.bind.removeprefix("ipc://"))
+                if remove_directory:
+                    self.resolver.directory.rmdir()
 
 
 def _static_list(text: str) -> StaticList:
