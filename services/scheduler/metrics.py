@@ -1,0 +1,47 @@
+"""What the scheduler tells Prometheus; names as vLLM's where the same is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.scheduler.core import SchedulerCore
+
+QUEUE_TIME_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class SchedulerCollector(Collector):
+    """Reads the core when asked, so that counting costs the loop nothing."""
+
+    def __init__(self, core: SchedulerCore) -> None:
+        self._core = core
+
+    def collect(self) -> Iterable[Metric]:
+        core, counters = self._core, self._core.counters
+        gauges = {
+            "num_requests_running": ("Requests in the batch", core.num_running),
+            "num_requests_waiting": ("Requests that wait for a place", len(core.waiting)),
+            "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1", core.cache_usage),
+        }
+        totals = {
+            "prompt_tokens": ("Prompt tokens computed", counters.prompt_tokens),
+            "generation_tokens": ("Tokens generated", counters.generation_tokens),
+            "num_preemptions": ("Requests put back to be recomputed", counters.preemptions),
+            "late_tokens": ("Tokens of requests that had ended", counters.late_tokens),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"headrace_{name}", text, value=value)
+        for name, (text, value) in totals.items():
+            yield CounterMetricFamily(f"headrace_{name}", text, value=value)
+
+
+def queue_time_histogram(registry: CollectorRegistry) -> Histogram:
+    return Histogram(
+        "headrace_request_queue_time_seconds",
+        "From arrival at the scheduler to the first plan",
+        registry=registry,
+        buckets=QUEUE_TIME_BUCKETS,
+    )

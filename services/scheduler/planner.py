@@ -1,0 +1,147 @@
+"""Forming plans: what the next iteration computes, under the token budget and the KV blocks.
+
+Decodes come first, then the prefills that are under way, then admissions. A sequence takes the
+blocks of all its known tokens when it is admitted, so only decodes ever need more. When there are
+none, the youngest running sequence gives its blocks up and is computed again later; the oldest is
+never a victim of another, and any accepted sequence fits alone, so there is always progress.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.scheduler.blocks import BlockPool
+from services.scheduler.sequence import Sequence
+from services.scheduler.waiting import WaitingQueue
+from shared.messages import Announce, EnteringSequence, Plan
+from shared.types import Handle, Int32s, int32s
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making."""
+
+    budget: int  # tokens
+    entering: list[EnteringSequence] = field(default_factory=list)
+    block_slots: Int32s = field(default_factory=int32s)
+    block_counts: Int32s = field(default_factory=int32s)
+    block_ids: Int32s = field(default_factory=int32s)
+    row_slots: Int32s = field(default_factory=int32s)
+    row_starts: Int32s = field(default_factory=int32s)
+    row_tokens: Int32s = field(default_factory=int32s)
+
+
+class Planner:
+    """The running set and its memory on one executor."""
+
+    def __init__(self, capacity: Announce) -> None:
+        self.capacity = capacity
+        self.pool = BlockPool(capacity.num_blocks)
+        self.running: dict[Handle, Sequence] = {}  # oldest first
+        self.preemptions = 0
+        self._free_slots = list(reversed(range(capacity.max_num_seqs)))
+        self._retired = int32s()  # slots given up since the last plan
+        self._steps = 0
+
+    @property
+    def max_tokens_held(self) -> int:
+        """Tokens whose KV fits into the whole cache."""
+        return self.capacity.num_blocks * self.capacity.block_size
+
+    def plan(self, waiting: WaitingQueue) -> Plan | None:
+        """The next iteration; None if there is nothing to compute."""
+        draft = _Draft(self.capacity.max_num_batched_tokens)
+        preemptions = self.preemptions
+        for sequence in [s for s in self.running.values() if s.decoding]:
+            if sequence.slot is not None:  # it may have been a victim in this very loop
+                self._decode(sequence, draft, waiting)
+        for sequence in [s for s in self.running.values() if not s.decoding]:
+            self._add_row(sequence, draft)
+        if self.preemptions == preemptions:
+            self._admit(waiting, draft)
+        if not draft.row_slots:
+            return None
+        return self._finish(draft)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take a sequence out of the batch. Its slot and blocks go only to later plans."""
+        del self.running[sequence.handle]
+        assert sequence.slot is not None
+        self._retired.append(sequence.slot)
+        self._free_slots.append(sequence.slot)
+        self.pool.give_back(sequence.blocks)
+        sequence.slot = None
+        sequence.blocks = []
+
+    def preempt(self, sequence: Sequence, waiting: WaitingQueue) -> None:
+        """Put a running sequence back into the queue, to be computed again."""
+        self.release(sequence)
+        sequence.num_computed = 0
+        sequence.num_tokens = len(sequence.token_ids)
+        waiting.put_back(sequence)
+        self.preemptions += 1
+
+    def _decode(self, sequence: Sequence, draft: _Draft, waiting: WaitingQueue) -> None:
+        if draft.budget == 0 or sequence.num_pending == 0:
+            return
+        missing = sequence.blocks_needed(sequence.num_computed + 1, self.capacity.block_size)
+        while missing > self.pool.num_free:
+            victim = next(reversed(self.running.values()))
+            self.preempt(victim, waiting)
+            if victim is sequence:
+                return
+        self._grant(sequence, missing, draft)
+        self._add_row(sequence, draft)
+
+    def _admit(self, waiting: WaitingQueue, draft: _Draft) -> None:
+        while waiting and draft.budget > 0 and self._free_slots:
+            sequence = waiting.first
+            needed = sequence.blocks_needed(sequence.num_tokens, self.capacity.block_size)
+            # One block of headroom for each that runs, else the newcomer is soon a victim.
+            if needed + len(self.running) > self.pool.num_free and self.running:
+                return
+            waiting.remove(sequence)
+            sequence.slot = self._free_slots.pop()
+            sequence.admissions += 1
+            self.running[sequence.handle] = sequence
+            draft.entering.append(sequence.entering())
+            self._grant(sequence, needed, draft)
+            self._add_row(sequence, draft)
+
+    def _grant(self, sequence: Sequence, count: int, draft: _Draft) -> None:
+        if count <= 0:
+            return
+        blocks = self.pool.take(count)
+        sequence.blocks += blocks
+        assert sequence.slot is not None
+        draft.block_slots.append(sequence.slot)
+        draft.block_counts.append(count)
+        draft.block_ids.extend(blocks)
+
+    def _add_row(self, sequence: Sequence, draft: _Draft) -> None:
+        count = min(sequence.num_pending, draft.budget)
+        if count <= 0:
+            return
+        assert sequence.slot is not None
+        draft.row_slots.append(sequence.slot)
+        draft.row_starts.append(sequence.num_computed)
+        draft.row_tokens.append(count)
+        draft.budget -= count
+        sequence.num_computed += count
+        if sequence.num_computed == sequence.num_tokens:
+            sequence.num_tokens += 1  # the row samples
+
+    def _finish(self, draft: _Draft) -> Plan:
+        self._steps += 1
+        retired, self._retired = self._retired, int32s()
+        return Plan(
+            step=self._steps,
+            retired=retired,
+            entering=draft.entering,
+            block_slots=draft.block_slots,
+            block_counts=draft.block_counts,
+            block_ids=draft.block_ids,
+            row_slots=draft.row_slots,
+            row_starts=draft.row_starts,
+            row_tokens=draft.row_tokens,
+        )

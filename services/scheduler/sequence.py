@@ -1,0 +1,68 @@
+"""One request as the scheduler sees it: counts first, token ids only for a recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.messages import EnteringSequence, Route
+from shared.sampling import SamplingParams
+from shared.types import Handle, Int32s, RequestId
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A request that was accepted and has not ended.
+
+    [0, num_computed)           KV is in `blocks`, or a plan that is under way puts it there
+    [num_computed, num_tokens)  still to be computed
+    [0, len(token_ids))         ids are known here; from there to num_tokens they are under way
+    """
+
+    request_id: RequestId
+    handle: Handle  # rises with arrival
+    route: Route
+    params: SamplingParams  # max_tokens is set
+    token_ids: Int32s  # prompt and output
+    arrived: float  # loop time, seconds
+    num_prompt: int = field(init=False)
+    num_tokens: int = field(init=False)
+    num_computed: int = 0
+    slot: int | None = None  # of the executor's batch, while running
+    blocks: list[int] = field(default_factory=list)
+    admissions: int = 0
+    executor_deaths: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_prompt = self.num_tokens = len(self.token_ids)
+
+    @property
+    def num_pending(self) -> int:
+        """Tokens that a plan can compute now; 1 for a decode, 0 if all it may have is planned."""
+        return min(self.num_tokens, self.last_input + 1) - self.num_computed
+
+    @property
+    def last_input(self) -> int:
+        """Position of the last token that is ever computed: the final one is only sampled."""
+        assert self.params.max_tokens is not None
+        return self.num_prompt + self.params.max_tokens - 2
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the newest token is missing from the KV cache."""
+        return self.num_tokens - self.num_computed == 1 and self.num_tokens > self.num_prompt
+
+    def blocks_needed(self, num_tokens: int, block_size: int) -> int:
+        """Blocks missing for the KV of the first `num_tokens` tokens."""
+        return -(-num_tokens // block_size) - len(self.blocks)
+
+    def entering(self) -> EnteringSequence:
+        """What the executor must know to take it into its batch."""
+        assert self.slot is not None
+        return EnteringSequence(
+            slot=self.slot,
+            handle=self.handle,
+            detokenizer=self.route.detokenizer,
+            prompt_tokens=self.num_prompt,
+            params=self.params,
+            token_ids=self.token_ids,
+        )
