@@ -144,7 +144,7 @@ class Service:
             loop.add_signal_handler(number, self._on_signal, number)
         lifeline = os.environ.get(LIFELINE_VARIABLE)
         if lifeline is not None:
-            loop.add_reader(int(lifeline), self._end, EXIT_FAULT)
+            loop.add_reader(int(lifeline), self._orphaned)
 
     def _on_signal(self, number: signal.Signals) -> None:
         loop = asyncio.get_running_loop()
@@ -160,6 +160,11 @@ class Service:
             await asyncio.sleep(DRAIN_CHECK_SECONDS)
         self._end(0)
 
+    def _orphaned(self) -> None:
+        """The launcher is gone, and with it whoever would clean up."""
+        self.mesh.abandon()
+        self._end(EXIT_FAULT)
+
     def _end(self, code: int) -> None:
         if not self._ended.done():
             self._ended.set_result(code)
@@ -172,8 +177,6 @@ async def _serve(kind: type[Service], settings: Settings) -> int:
         return await kind(settings, mesh).run()
     except zmq.ZMQError as error:
         raise BadSetting(f"cannot bind {address.bind}: {error}") from error
-    finally:
-        address.leave(remove_directory=LIFELINE_VARIABLE in os.environ)
 
 
 def main(kind: type[Service], words: Sequence[str] | None = None) -> NoReturn:

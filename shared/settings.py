@@ -184,7 +184,8 @@ def parse_settings(
     """Settings of one service (None: of `headrace serve`); raises BadSetting, exits on --help."""
     command = service or "serve"
     settings = [setting for setting in _of_scope(service) if setting.name not in fixed]
-    parser = _Parser(prog=f"headrace {command}", allow_abbrev=False)
+    usage = f"headrace {command} {'[MODEL] ' if service is None else ''}[flags]"
+    parser = _Parser(prog=f"headrace {command}", usage=usage, allow_abbrev=False)
     hints = get_type_hints(Settings)
     for setting in settings:
         _add_flag(parser, setting, hints[setting.name])

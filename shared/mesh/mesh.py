@@ -67,6 +67,11 @@ class Mesh:
             peers.clear()
         self._inbox.close()
         self._context.destroy(linger=0)
+        self._address.leave()
+
+    def abandon(self) -> None:
+        """Remove what all instances of this mesh share on disk."""
+        self._address.abandon()
 
     def peers(self, service: ServiceName) -> list[str]:
         """Names of the live instances, sorted."""

@@ -6,8 +6,8 @@ Only what discovery gives is ever connected to; no message can name an address.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import shutil
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,13 +110,15 @@ class MeshAddress:
         name = f"{_advertised(settings.mesh_host)}:{port}"
         return cls(name, f"tcp://{settings.mesh_host}:{port}", resolver)
 
-    def leave(self, *, remove_directory: bool) -> None:
-        """Unlink an ipc socket, and the mesh's directory too if this was the last in it."""
+    def leave(self) -> None:
+        """Unlink the inbox: libzmq leaves the file of an ipc socket behind."""
         if isinstance(self.resolver, IpcDirectory):
-            with contextlib.suppress(OSError):
-                os.unlink(self.bind.removeprefix("ipc://"))
-                if remove_directory:
-                    self.resolver.directory.rmdir()
+            Path(self.bind.removeprefix("ipc://")).unlink(missing_ok=True)
+
+    def abandon(self) -> None:
+        """Remove the whole directory of an ipc mesh that nobody keeps any more."""
+        if isinstance(self.resolver, IpcDirectory):
+            shutil.rmtree(self.resolver.directory, ignore_errors=True)
 
 
 def _static_list(text: str) -> StaticList:

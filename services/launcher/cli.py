@@ -1,0 +1,59 @@
+"""The `headrace` command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from shared.service import EXIT_BAD_SETTING
+from shared.types import ServiceName
+
+USAGE = f"""\
+usage: headrace serve [MODEL] [flags]   a whole mesh on this machine
+       headrace prepare [MODEL]         fetch or convert a model, print its directory
+       headrace SERVICE [flags]         one service instance, for containers
+       headrace --version
+
+MODEL is a local directory, a GGUF file or a hub id; without one, SmolLM2-135M-Instruct.
+SERVICE is one of {", ".join(ServiceName)}.
+Each command explains its flags with --help; HEADRACE_* variables set them too."""
+
+
+def main() -> NoReturn:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(words: Sequence[str]) -> int:
+    """Run a command; returns its exit code."""
+    match words:
+        case ["serve", *rest]:
+            from services.launcher.serve import serve
+
+            return serve(rest)
+        case ["prepare", *rest] if len(rest) < 2 and not any(w.startswith("-") for w in rest):
+            return _prepare(*rest)
+        case [name, *rest] if name in set(ServiceName):
+            module = f"services.{name.replace('-', '_')}"
+            os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
+        case ["--version" | "-V"]:
+            print(f"headrace {version('headrace')}")
+            return 0
+        case ["--help" | "-h" | "help"]:
+            print(USAGE)
+            return 0
+    print(USAGE, file=sys.stderr)
+    return EXIT_BAD_SETTING
+
+
+def _prepare(model: str = "") -> int:
+    from services.launcher.models import ModelError, prepare_model
+
+    try:
+        print(prepare_model(model, lambda line: print(line, file=sys.stderr, flush=True)))
+    except ModelError as error:
+        print(f"headrace prepare: {error}", file=sys.stderr)
+        return EXIT_BAD_SETTING
+    return 0
