@@ -1,0 +1,6 @@
+"""`python -m services.launcher` is `headrace`."""
+
+from services.launcher.cli import main
+
+if __name__ == "__main__":
+    main()

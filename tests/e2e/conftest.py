@@ -1,0 +1,28 @@
+"""One mesh for all tests that do not need flags of their own, and transformers to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from harness import RunningMesh, running_mesh
+from reference import Reference
+
+
+@pytest.fixture(scope="session")
+def session_mesh(model_dir: Path) -> Iterator[RunningMesh]:
+    with running_mesh(model_dir, "--dtype", "float32") as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def mesh(session_mesh: RunningMesh) -> Iterator[RunningMesh]:
+    """The shared mesh; after each test it must be idle again."""
+    yield session_mesh
+    session_mesh.wait_idle()
+
+
+@pytest.fixture(scope="session")
+def reference(model_dir: Path) -> Reference:
+    return Reference(model_dir)
