@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Callable
 
 import zmq
@@ -15,7 +17,10 @@ STALL_CHECK_SECONDS = 1.0  # the FD is edge-triggered: should an edge be lost, t
 
 
 class Inbox:
-    """Calls `on_frame` on the running loop for each frame that arrives."""
+    """Calls `on_frame` on the running loop for each frame that arrives.
+
+    Raises zmq.ZMQError if the endpoint is taken.
+    """
 
     def __init__(
         self,
@@ -23,14 +28,16 @@ class Inbox:
         endpoint: str,
         on_frame: Callable[[bytes], None],
     ) -> None:
+        _refuse_taken(endpoint)
         self._on_frame = on_frame
         self._socket = context.socket(zmq.PULL)
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.bind(endpoint)
+        self._more = False  # a turn of `_drain` is due
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.fileno(), self._drain)
+        self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._stall_check = self._loop.call_later(STALL_CHECK_SECONDS, self._check_stall)
 
     def close(self) -> None:
@@ -39,7 +46,12 @@ class Inbox:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
 
+    def _on_readable(self) -> None:
+        if not self._more:  # else the frames would get two turns in one round of the loop
+            self._drain()
+
     def _drain(self) -> None:
+        self._more = False
         for _ in range(DRAIN_LIMIT):
             if self._socket.closed:
                 return
@@ -48,9 +60,20 @@ class Inbox:
             except zmq.Again:
                 return
             self._on_frame(frame)
+        self._more = True
         self._loop.call_soon(self._drain)  # no new edge comes for what is already there
 
     def _check_stall(self) -> None:
-        self._drain()
+        self._on_readable()
         if not self._socket.closed:
             self._stall_check = self._loop.call_later(STALL_CHECK_SECONDS, self._check_stall)
+
+
+def _refuse_taken(endpoint: str) -> None:
+    """ZeroMQ unlinks an ipc path before it binds, be it a dead one's or another live instance's."""
+    path = endpoint.removeprefix("ipc://")
+    if path == endpoint:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        if probe.connect_ex(path) == 0:
+            raise zmq.ZMQError(errno.EADDRINUSE)

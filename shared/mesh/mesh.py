@@ -10,14 +10,14 @@ import structlog
 import zmq
 from prometheus_client import CollectorRegistry, Counter
 
-from shared.codec import BadFrame, Identity, decode, encode
+from shared.codec import MAX_FRAME_BYTES, BadFrame, Identity, decode, encode
 from shared.mesh.inbox import Inbox
 from shared.mesh.peer import Peer
 from shared.mesh.resolver import MeshAddress
 from shared.messages import Message
 from shared.types import Incarnation, ServiceName
 
-LOOK_AGAIN_SECONDS = 0.05  # while the mesh forms or a peer was lost; doubles up to the maximum
+LOOK_AGAIN_SECONDS = 0.05  # after a peer joined or was lost; doubles up to the maximum
 LOOK_AGAIN_MAX_SECONDS = 2.0
 
 Handle = Callable[[Message, Identity], None]
@@ -61,6 +61,7 @@ class Mesh:
         self._inbox = Inbox(self._context, self._address.bind, self._on_frame)
 
     def close(self) -> None:
+        """Leave the mesh; only after `open`."""
         for peers in self._peers.values():
             for peer in peers.values():
                 peer.close()
@@ -91,60 +92,57 @@ class Mesh:
         """Keep the peers in step with the resolver; runs until cancelled."""
         pause = LOOK_AGAIN_SECONDS
         while True:
-            changed = False
-            for service in self._peers:
-                changed |= await self._look(service)
-            pause = LOOK_AGAIN_SECONDS if changed else min(2 * pause, LOOK_AGAIN_MAX_SECONDS)
             self._look_now.clear()
+            for service in self._peers:
+                await self._look(service)
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)  # a peer that keeps failing is no busy loop
             try:
                 await asyncio.wait_for(self._look_now.wait(), pause)
                 pause = LOOK_AGAIN_SECONDS
-                await asyncio.sleep(pause)  # a peer that keeps failing must not make a busy loop
             except TimeoutError:
-                pass
+                pause = min(2 * pause, LOOK_AGAIN_MAX_SECONDS)
 
-    async def _look(self, service: ServiceName) -> bool:
+    async def _look(self, service: ServiceName) -> None:
         found = dict(await self._address.resolver.resolve(service))
         if service is self.identity.service:
             found.pop(self.identity.name, None)
         peers = self._peers[service]
-        gone = [name for name, peer in peers.items() if name not in found and not peer.live]
-        for name in gone:
+        for name in [name for name, peer in peers.items() if name not in found and not peer.live]:
             peers.pop(name).close()
-        new = found.keys() - peers.keys()
-        for name in new:
+        for name in found.keys() - peers.keys():
             peers[name] = self._connect(service, name, found[name])
-        return bool(gone or new)
 
     def _connect(self, service: ServiceName, name: str, endpoint: str) -> Peer:
         def on_joined() -> None:
             self._log.debug("peer joined", peer=name)
+            self._look_now.set()
             self._joined(service, name)
 
-        def on_lost() -> None:
-            self._forget(service, name, "disconnected")
+        def on_ended(had_joined: bool) -> None:
+            if had_joined:
+                self._lose(service, name, "disconnected")
+            else:
+                del self._peers[service][name]  # the next look tries again
 
-        return Peer(self._context, endpoint, on_joined, on_lost)
+        return Peer(self._context, endpoint, on_joined, on_ended)
 
-    def _forget(self, service: ServiceName, name: str, reason: str) -> None:
-        peer = self._peers[service].pop(name, None)
-        if peer is None:
-            return
-        peer.close()
+    def _lose(self, service: ServiceName, name: str, reason: str) -> None:
+        self._peers[service].pop(name).close()
         self._log.info("peer lost", peer=name, reason=reason)
         self._look_now.set()
-        self._lost(service, name)
+        asyncio.get_running_loop().call_soon(self._lost, service, name)  # not amid a send
 
     def _push(self, service: ServiceName, name: str, frame: bytes) -> bool:
-        peer = self._peers[service].get(name)
-        if peer is not None and peer.send(frame):
+        peer = self._peers.get(service, {}).get(name)
+        if len(frame) > MAX_FRAME_BYTES:  # its inbox would break the link
+            self._log.error("message too long", peer=name, bytes=len(frame))
+        elif peer is not None and peer.send(frame):
             self._sent.inc()
             return True
-        self._undelivered.inc()
-        if peer is not None and peer.live:
+        elif peer is not None and peer.live:
             # Dropping one message of a stream would corrupt it: give up the whole link instead.
-            peer.close()
-            asyncio.get_running_loop().call_soon(self._forget, service, name, "queue full")
+            self._lose(service, name, "queue full or broken")
+        self._undelivered.inc()
         return False
 
     def _on_frame(self, frame: bytes) -> None:

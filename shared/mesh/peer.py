@@ -9,16 +9,16 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 HIGH_WATER_MARK = 8192  # frames; a peer that lets this many lie is as good as dead
-RECONNECT_MS = 20
-RECONNECT_MAX_MS = 1000
+NO_RECONNECT = -1  # ZeroMQ would hand what is queued for the former life to the next one
+CONNECT_TIMEOUT_MS = 5000
 HEARTBEAT_MS = 5000
 HEARTBEAT_TIMEOUT_MS = 20000  # a host that vanished without closing its connections
 
 
 class Peer:
-    """Connects until it succeeds, once: a link that breaks is lost, and its queue with it.
+    """One connection: refused, timed out or broken, it has ended, and its queue with it.
 
-    A new life of the instance gets a new Peer, so nothing meant for the former reaches it.
+    A new attempt, and so a new life of the instance, is a new Peer.
     """
 
     def __init__(
@@ -26,20 +26,20 @@ class Peer:
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: str,
         on_joined: Callable[[], None],
-        on_lost: Callable[[], None],
+        on_ended: Callable[[bool], None],  # told whether it had joined
     ) -> None:
         self.live = False
         self._on_joined = on_joined
-        self._on_lost = on_lost
+        self._on_ended = on_ended
         self._socket = context.socket(zmq.PUSH)
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
-        self._socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
-        self._socket.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        self._socket.set(zmq.RECONNECT_IVL, NO_RECONNECT)
+        self._socket.set(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
         self._socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         self._monitor = self._socket.get_monitor_socket(
-            zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+            zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
         )
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._monitor.fileno(), self._read_monitor)
@@ -70,9 +70,10 @@ class Peer:
                 event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             except zmq.Again:
                 return
-            if event == zmq.Event.HANDSHAKE_SUCCEEDED and not self.live:
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.live = True
                 self._on_joined()
-            elif event == zmq.Event.DISCONNECTED and self.live:
+            else:
+                had_joined = self.live
                 self.close()
-                self._on_lost()
+                self._on_ended(had_joined)

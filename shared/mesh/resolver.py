@@ -6,8 +6,8 @@ Only what discovery gives is ever connected to; no message can name an address.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import shutil
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -116,9 +116,12 @@ class MeshAddress:
             Path(self.bind.removeprefix("ipc://")).unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """Remove the whole directory of an ipc mesh that nobody keeps any more."""
+        """Remove the directory of an ipc mesh that nobody keeps any more, and all sockets in it."""
         if isinstance(self.resolver, IpcDirectory):
-            shutil.rmtree(self.resolver.directory, ignore_errors=True)
+            for path in self.resolver.directory.glob("*.sock"):
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # whatever else is there is not ours
+                self.resolver.directory.rmdir()
 
 
 def _static_list(text: str) -> StaticList:
