@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
-from typing import Any, ClassVar, NoReturn
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import setproctitle
 import structlog
@@ -25,6 +25,9 @@ from shared.types import ServiceName
 
 LIFELINE_VARIABLE = "HEADRACE_LIFELINE_FD"  # a pipe whose other end the launcher holds
 DRAIN_CHECK_SECONDS = 0.05  # only while draining
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 EXIT_FAULT = 1
 EXIT_BAD_SETTING = 2
@@ -100,8 +103,10 @@ class Service:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self.stop()
-            self.mesh.close()
+            try:
+                await self.stop()
+            finally:
+                self.mesh.close()
 
     async def _start(self) -> None:
         try:
@@ -112,26 +117,29 @@ class Service:
             self._end(EXIT_BAD_SETTING)
 
     def _on_message(self, message: Message, sender: Identity) -> None:
-        try:
-            if isinstance(message, MetricsRequest):
-                reply = MetricsReply(message.request_id, exposition(self.registry))
-                self.mesh.send(sender.service, sender.name, reply)
-            else:
-                self.handle(message, sender)
-        except Exception as error:
-            self.fail(error, f"handling {type(message).__name__}")
+        if isinstance(message, MetricsRequest):
+            self._guarded(self._send_metrics, message, sender)
+        else:
+            self._guarded(self.handle, message, sender)
 
     def _on_joined(self, service: ServiceName, name: str) -> None:
-        try:
-            self.peer_joined(service, name)
-        except Exception as error:
-            self.fail(error, f"{name} joining")
+        self._guarded(self.peer_joined, service, name)
 
     def _on_lost(self, service: ServiceName, name: str) -> None:
+        self._guarded(self.peer_lost, service, name)
+
+    def _guarded(self, act: Callable[[A, B], None], first: A, second: B) -> None:
+        """Call it; an exception ends the service, and nothing is called after the end."""
+        if self._ended.done():
+            return
         try:
-            self.peer_lost(service, name)
+            act(first, second)
         except Exception as error:
-            self.fail(error, f"losing {name}")
+            self.fail(error, f"{act.__name__}({type(first).__name__})")
+
+    def _send_metrics(self, request: MetricsRequest, sender: Identity) -> None:
+        reply = MetricsReply(request.request_id, exposition(self.registry))
+        self.mesh.send(sender.service, sender.name, reply)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -148,7 +156,8 @@ class Service:
 
     def _on_signal(self, number: signal.Signals) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(number, self._end, 128 + number)  # the second one ends it at once
+        for again in (signal.SIGTERM, signal.SIGINT):  # the second one ends it at once
+            loop.add_signal_handler(again, self._end, 128 + again)
         self.log.info("draining", signal=number.name)
         self.drain()
         self.spawn(self._drain_and_end(), name="drain")
@@ -187,10 +196,10 @@ def main(kind: type[Service], words: Sequence[str] | None = None) -> NoReturn:
         )
         setproctitle.setproctitle(f"headrace: {kind.service} {settings.index}")
         configure_logs(settings.log_level, settings.log_format, kind.service, settings.index)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_serve(kind, settings))
+        # Never closed: that would wait for threads that are still computing.
+        code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(_serve(kind, settings))
     except BadSetting as error:
         print(f"headrace {kind.service}: {error}", file=sys.stderr)
         code = EXIT_BAD_SETTING
     sys.stderr.flush()
-    os._exit(code)  # a thread that is still computing must not hold up the exit
+    os._exit(code)  # which does not wait for threads either
