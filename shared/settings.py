@@ -19,6 +19,7 @@ ENV_PREFIX = "HEADRACE_"
 MIB = 1024 * 1024
 GATEWAY, TOKENIZER, SCHEDULER, MODEL_EXECUTOR, DETOKENIZER = ServiceName
 EVERY = tuple(ServiceName)
+KINDS = {int: "an integer", float: "a number"}
 LAUNCHER = "launcher"  # `headrace serve` takes every setting; these alone concern only it
 
 
@@ -155,10 +156,12 @@ class Settings:
             value = getattr(self, setting.name)
             if setting.metadata["secret"] or value is None or value is False or value == []:
                 continue
-            words.append(flag_of(setting))
-            words += (
-                [] if value is True else map(str, value if isinstance(value, list) else [value])
-            )
+            flag = flag_of(setting)
+            if value is True:
+                words.append(flag)
+            else:  # one word each: a value may begin with a dash
+                values = value if isinstance(value, list) else [value]
+                words += [f"{flag}={value}" for value in values]
         return words
 
     def to_environment(self) -> dict[str, str]:
@@ -219,10 +222,10 @@ def _add_flag(parser: argparse.ArgumentParser, setting: Field[Any], hint: Any) -
     if hint is bool:
         options["action"] = "store_true"
     else:
-        options["type"] = lambda raw: _scalar(setting, hint, raw)
+        options["type"] = lambda raw: _scalar(flag_of(setting), hint, raw)
         options["metavar"] = setting.name.upper()
         if get_origin(hint) is list:
-            options["nargs"] = "+"
+            options |= {"nargs": "+", "action": "extend"}
     parser.add_argument(flag_of(setting), **options)
 
 
@@ -232,20 +235,22 @@ def _from_text(setting: Field[Any], hint: Any, raw: str) -> Any:
             raise BadSetting(f"{variable_of(setting)}: {raw!r} is not yes or no")
         return raw.lower() in ("1", "true", "yes")
     if get_origin(hint) is list:
-        return [part for part in raw.split(",") if part]
-    return _scalar(setting, hint, raw)
+        return raw.split(",")
+    return _scalar(variable_of(setting), hint, raw)
 
 
-def _scalar(setting: Field[Any], hint: Any, raw: str) -> Any:
+def _scalar(name: str, hint: Any, raw: str) -> Any:
     kinds = [kind for kind in get_args(hint) if kind is not types.NoneType] or [hint]
     try:
         return kinds[0](raw)
     except ValueError:
-        raise BadSetting(f"{flag_of(setting)}: {raw!r} is not a {kinds[0].__name__}") from None
+        raise BadSetting(f"{name}: {raw!r} is not {KINDS[kinds[0]]}") from None
 
 
 def _check(setting: Field[Any], value: Any) -> None:
     rule = setting.metadata
+    if isinstance(value, list):
+        _check_list(setting, value)
     if value is None or isinstance(value, (list, bool)):
         return
     if rule["choices"] and value not in rule["choices"]:
@@ -254,6 +259,13 @@ def _check(setting: Field[Any], value: Any) -> None:
         raise BadSetting(f"{flag_of(setting)}: {value} is less than {rule['at_least']}")
     if rule["at_most"] is not None and not value <= rule["at_most"]:
         raise BadSetting(f"{flag_of(setting)}: {value} is more than {rule['at_most']}")
+
+
+def _check_list(setting: Field[Any], values: list[str]) -> None:
+    if "" in values:  # as API key it would open the door to everyone
+        raise BadSetting(f"{flag_of(setting)}: an empty value")
+    if setting.metadata["secret"] and any("," in value for value in values):
+        raise BadSetting(f"{flag_of(setting)}: a value with a comma, which separates values")
 
 
 def model_path(settings: Settings) -> Path:
