@@ -54,11 +54,11 @@ def decode(frame: bytes) -> tuple[Message, Identity]:
         if type(parts) is not list or len(parts) != 6:
             raise BadFrame("not an array of 6")
         version, tag, service, name, incarnation, body = parts
-        if version != VERSION:
-            raise BadFrame(f"version {version!r} is not {VERSION}")
-        kind = REGISTRY.get(tag) if type(tag) is int else None
+        if _integer(version) != VERSION:
+            raise BadFrame(f"version {version} is not {VERSION}")
+        kind = REGISTRY.get(_integer(tag))
         if kind is None:
-            raise BadFrame(f"unknown tag {tag!r}")
+            raise BadFrame(f"unknown tag {tag}")
         sender = Identity(ServiceName(service), _string(name), Incarnation(_integer(incarnation)))
         return _DECODERS[kind](body), sender
     except BadFrame:

@@ -6,10 +6,17 @@ A message's fields travel in their order here; a change of any of them is a new 
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass, field
 
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId
+
+
+def _check_columns(first: Sized, *others: Sized) -> None:
+    if any(len(other) != len(first) for other in others):
+        raise ValueError("columns of unequal length")
+
 
 # --- parts of messages --------------------------------------------------------------------------
 
@@ -131,6 +138,11 @@ class Announce:
     max_num_batched_tokens: int
     max_model_len: int
 
+    def __post_init__(self) -> None:
+        sizes = (self.num_blocks, self.block_size, self.max_num_seqs)
+        if min(*sizes, self.max_num_batched_tokens, self.max_model_len) < 1:
+            raise ValueError("an executor that can hold nothing")
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -152,6 +164,12 @@ class Plan:
     row_starts: Int32s
     row_tokens: Int32s
 
+    def __post_init__(self) -> None:
+        _check_columns(self.block_slots, self.block_counts)
+        _check_columns(self.row_slots, self.row_starts, self.row_tokens)
+        if sum(self.block_counts) != len(self.block_ids):
+            raise ValueError("block counts that do not add up")
+
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
@@ -167,6 +185,9 @@ class StepResult:
     token_ids: Int32s
     finishes: bytes  # one FinishReason each
 
+    def __post_init__(self) -> None:
+        _check_columns(self.handles, self.positions, self.token_ids, self.finishes)
+
 
 @dataclass(frozen=True, slots=True)
 class Deltas:
@@ -177,6 +198,9 @@ class Deltas:
     offsets: Int32s  # characters sent before this text
     token_counts: Int32s  # completion tokens so far, this text's included
     finished: list[Finished] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        _check_columns(self.request_ids, self.texts, self.offsets, self.token_counts)
 
 
 @dataclass(frozen=True, slots=True)
