@@ -1,0 +1,142 @@
+"""What the mesh said of one HTTP request and its client has not been sent yet.
+
+The mesh's side writes and never waits; the client's side takes all that has gathered since it
+last looked, so a client that lags gets fewer and longer pieces, and holds up nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from services.gateway.errors import fault, of_failure
+from shared.messages import Failure, Finished
+from shared.types import FinishReason
+
+MAX_LAG_CHARS = 1_000_000  # a stream whose client is further behind is given up
+
+
+@dataclass(slots=True)
+class Choice:
+    """One sequence's answer so far.
+
+    [0, taken)         characters handed to the client's side
+    [taken, received)  characters in `waiting`
+    """
+
+    accepted: bool = False
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    received: int = 0
+    waiting: list[str] = field(default_factory=list)
+    finished: Finished | None = None
+    ended: bool = False  # its last change was taken
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """New text of one choice, and how it ended if it did."""
+
+    index: int
+    text: str
+    finished: Finished | None
+
+
+class Collector:
+    """`max_lag` None: the client's side keeps all of it anyway, so there is no lag to bound."""
+
+    def __init__(self, size: int, max_lag: int | None = MAX_LAG_CHARS) -> None:
+        self.choices = [Choice() for _ in range(size)]
+        self.failure: Failure | None = None
+        self._max_lag = max_lag
+        self._lag = 0
+        self._news = asyncio.Event()
+
+    # --- the mesh's side
+
+    def accept(self, index: int, prompt_tokens: int) -> None:
+        choice = self.choices[index]
+        choice.accepted = True
+        choice.prompt_tokens = prompt_tokens
+        self._news.set()
+
+    def add(self, index: int, offset: int, text: str, completion_tokens: int) -> None:
+        """Text that begins `offset` characters into the answer; what is known of it is skipped."""
+        choice = self.choices[index]
+        if self.failure or choice.finished:
+            return
+        known = choice.received - offset
+        if known < 0:
+            self.fail(fault("A part of the answer was lost."))
+            return
+        choice.completion_tokens = max(choice.completion_tokens, completion_tokens)
+        text = text[known:] if known else text
+        if text:
+            choice.waiting.append(text)
+            choice.received += len(text)
+            self._add_lag(len(text))
+            self._news.set()
+
+    def finish(self, index: int, finished: Finished) -> None:
+        choice = self.choices[index]
+        if self.failure or choice.finished:
+            return
+        if finished.failure is not None:
+            self.fail(finished.failure)
+        elif finished.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            self.fail(fault("The server gave up this request."))
+        else:
+            choice.completion_tokens = finished.completion_tokens
+            choice.finished = finished
+            self._news.set()
+
+    def fail(self, failure: Failure) -> None:
+        """End the request with an error; the first one counts."""
+        if self.failure is None:
+            self.failure = failure
+            self._news.set()
+
+    # --- the client's side
+
+    async def opened(self) -> None:
+        """Wait until all choices are in the mesh's hands; raises ApiError."""
+        while not all(choice.accepted or choice.received for choice in self.choices):
+            self._raise_failure()
+            await self._wait()
+        self._raise_failure()
+
+    async def changes(self) -> list[Change]:
+        """All that is new, waiting for something; [] at the end; raises ApiError."""
+        while not (found := self._take()):
+            self._raise_failure()
+            if all(choice.ended for choice in self.choices):
+                return []
+            await self._wait()
+        return found
+
+    def _take(self) -> list[Change]:
+        found = []
+        for index, choice in enumerate(self.choices):
+            if choice.waiting or (choice.finished and not choice.ended):
+                found.append(Change(index, "".join(choice.waiting), choice.finished))
+                choice.waiting.clear()
+                choice.ended = choice.finished is not None
+        self._lag = 0
+        return found
+
+    def _add_lag(self, chars: int) -> None:
+        self._lag += chars
+        if self._max_lag is not None and self._lag > self._max_lag:
+            for choice in self.choices:
+                choice.waiting.clear()
+            message = f"The client is more than {self._max_lag} characters behind."
+            self.fail(Failure(HTTPStatus.REQUEST_TIMEOUT, message, code="client_too_slow"))
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise of_failure(self.failure)
+
+    async def _wait(self) -> None:
+        await self._news.wait()
+        self._news.clear()

@@ -1,0 +1,112 @@
+"""The small endpoints: models, tokenizing, health, readiness, metrics, version."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from services.gateway.connection import read_json, unless_client_leaves
+from services.gateway.errors import error_body, unavailable_failure
+from services.gateway.parts import Parts
+from services.gateway.prompts import read_ids
+from services.gateway.protocol import DetokenizeBody, TokenizeBody, parse
+from services.gateway.routing import work_of
+from shared.messages import Decode, Decoded, Encode, Encoded
+
+
+class Endpoints:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._version = version("headrace")
+
+    async def models(self, request: Request) -> Response:
+        data = [self._model(name) for name in self._parts.names]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(self._model(self._parts.name_of(request.path_params["id"])))
+
+    async def tokenize(self, request: Request) -> Response:
+        raw = await read_json(request, self._parts.settings.max_body_size)
+        body = parse(TokenizeBody, raw)
+        self._parts.name_of(body.model)
+        prompt = body.to_prompt()
+        asking = self._parts.questions.ask(
+            lambda request_id: Encode(request_id, prompt), Encoded, work_of(prompt)
+        )
+        answer = await unless_client_leaves(request.receive, asking)
+        return JSONResponse(
+            {
+                "count": len(answer.token_ids),
+                "max_model_len": answer.max_model_len,
+                "tokens": answer.token_ids.tolist(),
+                "token_strs": None,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        raw = await read_json(request, self._parts.settings.max_body_size)
+        body = parse(DetokenizeBody, raw)
+        self._parts.name_of(body.model)
+        ids = read_ids(body.tokens, self._parts.model.vocab_size, "tokens")
+        asking = self._parts.questions.ask(
+            lambda request_id: Decode(request_id, ids), Decoded, 1 + len(ids)
+        )
+        answer = await unless_client_leaves(request.receive, asking)
+        return JSONResponse({"prompt": answer.text})
+
+    async def health(self, request: Request) -> Response:
+        """200 while every service that was ever seen is still there; waits for nothing."""
+        missing = self._parts.readiness.missing
+        content = {
+            "status": "unhealthy" if missing else "ok",
+            "missing": missing,
+            "in_flight": len(self._parts.flights),
+            "seconds_since_last_token": self._parts.flights.seconds_since_last_token,
+        }
+        return _state(content, f"Lost: {', '.join(missing)}." if missing else None)
+
+    async def ready(self, request: Request) -> Response:
+        """200 once a token has come through every service, until one is lost or a drain begins."""
+        readiness = self._parts.readiness
+        absent = readiness.absent + [
+            one for one in readiness.missing if one not in readiness.absent
+        ]
+        if self._parts.admission.draining:
+            problem: str | None = "The server is shutting down."
+        elif absent:
+            problem = f"Waiting for: {', '.join(absent)}."
+        elif not readiness.ready:
+            problem = "Waiting for a first token to come through."
+        else:
+            problem = None
+        return _state({"ready": problem is None, "absent": absent}, problem)
+
+    async def metrics(self, request: Request) -> Response:
+        scraping = self._parts.scraper.exposition()
+        content = await unless_client_leaves(request.receive, scraping)
+        return Response(content, media_type=CONTENT_TYPE_LATEST)
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": self._version})
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._parts.started,
+            "owned_by": "headrace",
+            "root": self._parts.names[0],
+            "parent": None,
+            "max_model_len": self._parts.model.max_model_len,
+        }
+
+
+def _state(content: dict[str, Any], problem: str | None) -> Response:
+    if problem is None:
+        return JSONResponse(content)
+    return JSONResponse(content | error_body(unavailable_failure(problem)), 503)

@@ -1,0 +1,88 @@
+"""What holds for every route: keys, request ids, the date, and connections that are to end."""
+
+from __future__ import annotations
+
+import hmac
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from http import HTTPStatus
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.gateway.errors import ApiError, error_response
+from shared.messages import Failure
+
+OPEN_PATHS = frozenset({"/health", "/ready"})
+MAX_REQUEST_ID = 128
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class CommonHeaders:
+    """Adds `x-request-id` (the client's, if it sent one) and `date` to every answer."""
+
+    def __init__(self, app: ASGIApp, closing: Callable[[], bool]) -> None:
+        self._app = app
+        self._closing = closing  # whether connections are to end with their answer
+        self._second = 0
+        self._date = b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = _request_id(scope["headers"])
+        scope["headrace.request_id"] = request_id.decode()
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(b"date", self._now()), (b"x-request-id", request_id)]
+                if self._closing():
+                    added.append((b"connection", b"close"))
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+    def _now(self) -> bytes:
+        second = int(time.time())
+        if second != self._second:
+            self._second, self._date = second, formatdate(second, usegmt=True).encode()
+        return self._date
+
+
+class KeyCheck:
+    """Refuses whoever sends none of the keys, whatever the path: a route cannot be forgotten."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in OPEN_PATHS or self._allowed(scope["headers"]):
+            await self._app(scope, receive, send)
+            return
+        message = "Send a valid API key, with the header 'Authorization: Bearer KEY'."
+        error = ApiError(
+            Failure(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key"),
+            {"www-authenticate": "Bearer"},
+        )
+        await error_response(error)(scope, receive, send)
+
+    def _allowed(self, headers: Headers) -> bool:
+        given = [value for name, value in headers if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        scheme, _, key = given[0].partition(b" ")
+        # Every key is compared, each in constant time.
+        found = [hmac.compare_digest(key.strip(), known) for known in self._keys]
+        return scheme.lower() == b"bearer" and any(found)
+
+
+def _request_id(headers: Headers) -> bytes:
+    """What the client sent, without what a header or a log line could not bear; else a new one."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            kept = bytes(byte for byte in value[:MAX_REQUEST_ID] if 0x20 < byte < 0x7F)
+            if kept:
+                return kept
+    return uuid.uuid4().hex.encode()

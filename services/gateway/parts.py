@@ -1,0 +1,53 @@
+"""The parts of a gateway that its endpoints use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from services.gateway.admission import Admission
+from services.gateway.errors import model_not_found
+from services.gateway.flight import Flight, Link
+from services.gateway.flights import Flights
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.protocol import GenerationRequest
+from services.gateway.questions import Questions
+from services.gateway.readiness import Readiness
+from services.gateway.scrape import Scraper
+from shared.model import ModelInfo
+from shared.settings import Settings
+from shared.types import ServiceName
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    settings: Settings
+    model: ModelInfo
+    names: list[str]  # of the model in the API; the first is the default
+    started: int  # Unix time, seconds
+    link: Link
+    admission: Admission
+    flights: Flights
+    questions: Questions
+    readiness: Readiness
+    scraper: Scraper
+    metrics: GatewayMetrics
+    draw_seed: Callable[[], int]
+    log: structlog.typing.FilteringBoundLogger
+
+    def name_of(self, wanted: str | None) -> str:
+        """The name to answer with; raises ApiError for an unknown one."""
+        if wanted is None:
+            return self.names[0]
+        if wanted not in self.names:
+            raise model_not_found(wanted, self.names)
+        return wanted
+
+    def take_off(self, request: GenerationRequest, arrived: float) -> Flight:
+        """Admit a request and send it into the mesh; raises ApiError."""
+        schedulers = self.link.peers(ServiceName.SCHEDULER)
+        absent = self.readiness.absent
+        self.admission.check(request.size, len(self.flights), schedulers, absent)
+        return self.flights.start(request, arrived)

@@ -1,0 +1,129 @@
+"""The HTTP server: uvicorn's, inside our event loop and without its clock and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import socket
+from collections.abc import Iterator
+
+import structlog
+from starlette.types import ASGIApp
+from uvicorn import Config, Server
+
+from services.gateway.http_protocol import BoundedHttpProtocol
+from shared.settings import Settings
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75  # more than the idle times of clients and balancers, so that they close
+STOP_SECONDS = 1  # for answers still being written when the drain has ended
+
+
+class HttpServer:
+    """Listens from `start` on; its sockets are bound before, to find a taken port at once."""
+
+    def __init__(self, app: ASGIApp, sockets: list[socket.socket]) -> None:
+        self._sockets = sockets
+        config = Config(
+            app,
+            loop="none",
+            http=BoundedHttpProtocol,
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,  # written by our middleware
+            backlog=BACKLOG,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
+        config.load()
+        self._server = Server(config)
+        self._server.lifespan = config.lifespan_class(config)
+
+    async def start(self) -> None:
+        # Not `serve`: it installs signal handlers, and wakes ten times a second for the date.
+        await self._server.startup(sockets=self._sockets)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is being answered."""
+        return bool(self._server.server_state.tasks)
+
+    def close_idle(self) -> None:
+        """Close connections kept alive; the others close with the answer they are at."""
+        for connection in list(self._server.server_state.connections):
+            connection.shutdown()
+
+    async def stop(self) -> None:
+        """Stop listening, and end what is still going on."""
+        await self._server.shutdown(sockets=self._sockets)
+
+
+def listening_sockets(settings: Settings) -> list[socket.socket]:
+    """The inherited socket, or new ones for host and port; raises OSError."""
+    if settings.listen_fd is not None:
+        return [socket.socket(fileno=settings.listen_fd)]
+    found = socket.getaddrinfo(
+        settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    with contextlib.ExitStack() as opened:
+        for family, _, _, _, address in dict.fromkeys(found):
+            port = sockets[0].getsockname()[1] if sockets else settings.port
+            try:
+                bound = _bound(family, (address[0], port, *address[2:]))
+            except OSError as error:
+                if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
+                    continue  # a name that stands for an address which this machine lacks
+                raise
+            sockets.append(opened.enter_context(bound))
+        opened.pop_all()
+    if not sockets:
+        raise OSError(errno.EADDRNOTAVAIL, "no such address on this machine")
+    return sockets
+
+
+def _bound(family: int, address: tuple[str | int, ...]) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def urls(sockets: list[socket.socket]) -> list[str]:
+    addresses = [one.getsockname() for one in sockets]
+    return [
+        f"http://[{one[0]}]:{one[1]}" if ":" in one[0] else f"http://{one[0]}:{one[1]}"
+        for one in addresses
+    ]
+
+
+class _ToStructlog(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._log = structlog.get_logger("http")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.log(record.levelno, record.getMessage().strip(), exc_info=record.exc_info)
+
+
+@contextlib.contextmanager
+def uvicorn_logs() -> Iterator[None]:
+    """Sends what uvicorn warns of to our log, while it lasts."""
+    logger, handler = logging.getLogger("uvicorn.error"), _ToStructlog()
+    propagate, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagate

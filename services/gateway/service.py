@@ -1,0 +1,143 @@
+"""The gateway: HTTP on one side, the mesh on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+
+from services.gateway.admission import Admission
+from services.gateway.app import build_app
+from services.gateway.flights import Flights
+from services.gateway.metrics import GatewayMetrics
+from services.gateway.parts import Parts
+from services.gateway.probe import Prober
+from services.gateway.questions import Questions
+from services.gateway.readiness import Readiness
+from services.gateway.routing import Outstanding
+from services.gateway.scrape import Scraper
+from services.gateway.server import HttpServer, listening_sockets, urls, uvicorn_logs
+from shared.codec import Identity
+from shared.mesh import Mesh
+from shared.messages import (
+    Accepted,
+    Credit,
+    Decoded,
+    Deltas,
+    Encoded,
+    Message,
+    MetricsReply,
+    Refused,
+)
+from shared.metrics import exposition
+from shared.model import ModelInfo, read_model_info
+from shared.service import Service, StartError
+from shared.settings import Settings, model_path
+from shared.types import ServiceName
+
+
+class GatewayService(Service):
+    service = ServiceName.GATEWAY
+    talks_to = frozenset(ServiceName)  # all of them for their metrics
+
+    def __init__(self, settings: Settings, mesh: Mesh) -> None:
+        super().__init__(settings, mesh)
+        outstanding = Outstanding()
+        self._metrics = GatewayMetrics(self.registry)
+        self._admission = Admission()
+        self._readiness = Readiness()
+        self._flights = Flights(mesh.identity.name, mesh, outstanding, self._metrics)
+        self._questions = Questions(mesh, outstanding)
+        self._scraper = Scraper(mesh, lambda: exposition(self.registry), self._metrics)
+        self._prober = Prober(self._readiness, self._flights, self._may_probe, self.spawn)
+        self._server: HttpServer | None = None
+        self.urls: list[str] = []  # where it listens, once it does
+        self._exits = contextlib.ExitStack()
+
+    async def start(self) -> None:
+        try:
+            sockets = listening_sockets(self.settings)
+        except OSError as error:
+            place = f"{self.settings.host}:{self.settings.port}"
+            raise StartError(f"cannot listen on {place}: {error.strerror or error}") from error
+        for one in sockets:
+            self._exits.callback(one.close)
+        try:
+            path, length = model_path(self.settings), self.settings.max_model_len
+            model = await asyncio.to_thread(read_model_info, path, length)
+        except ValueError as error:
+            raise StartError(str(error)) from error
+        self._exits.enter_context(uvicorn_logs())
+        self._server = HttpServer(build_app(self._parts(model)), sockets)
+        await self._server.start()
+        self.urls = urls(sockets)
+        self.log.info("listening", urls=self.urls)
+
+    def handle(self, message: Message, sender: Identity) -> None:
+        if isinstance(message, Deltas):
+            self._flights.deltas(message)
+        elif isinstance(message, Accepted):
+            self._flights.accepted(message)
+        elif isinstance(message, Refused):
+            if not self._questions.refused(message):
+                self._flights.refused(message)
+        elif isinstance(message, Encoded | Decoded):
+            self._questions.answered(message)
+        elif isinstance(message, MetricsReply):
+            self._scraper.replied(message, (sender.service, sender.name))
+        elif isinstance(message, Credit):
+            self._admission.credit(sender.name, message)
+            self._prober.consider()
+
+    def peer_joined(self, service: ServiceName, name: str) -> None:
+        self._readiness.joined(service, name)
+        if service is ServiceName.TOKENIZER:
+            self._flights.tokenizer_joined()
+        self._prober.consider()
+
+    def peer_lost(self, service: ServiceName, name: str) -> None:
+        self._readiness.lost(service, name)
+        if service is ServiceName.SCHEDULER:
+            self._admission.forget(name)
+        elif service is ServiceName.TOKENIZER:
+            self._questions.lost(name)
+        self._scraper.lost((service, name))
+        self._flights.lost(service, name)
+
+    @property
+    def busy(self) -> bool:
+        return self._server is not None and self._server.busy
+
+    def drain(self) -> None:
+        self._admission.draining = True
+        if self._server is not None:
+            self._server.close_idle()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+        self._exits.close()
+
+    def _may_probe(self) -> bool:
+        schedulers = self.mesh.peers(ServiceName.SCHEDULER)
+        return self._readiness.whole and self._admission.capacity(schedulers) > 0
+
+    def _parts(self, model: ModelInfo) -> Parts:
+        drawn = self.settings.seed
+        seeds = random.Random(None if drawn is None else f"{drawn}/{self.settings.index}")
+        return Parts(
+            settings=self.settings,
+            model=model,
+            names=self.settings.served_model_name or [model.path.name],
+            started=int(time.time()),
+            link=self.mesh,
+            admission=self._admission,
+            flights=self._flights,
+            questions=self._questions,
+            readiness=self._readiness,
+            scraper=self._scraper,
+            metrics=self._metrics,
+            draw_seed=lambda: seeds.getrandbits(63),
+            log=self.log,
+        )
