@@ -1,0 +1,202 @@
+"""The wire format, byte for byte: services of two builds may only meet if they agree on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from shared.codec import VERSION, Identity, decode, encode
+from shared.messages import (
+    REGISTRY,
+    Abort,
+    Accepted,
+    Announce,
+    Credit,
+    Decode,
+    Decoded,
+    Deltas,
+    Encode,
+    Encoded,
+    EnteringSequence,
+    Failed,
+    Failure,
+    Finished,
+    Generate,
+    Message,
+    MetricsReply,
+    MetricsRequest,
+    Open,
+    Plan,
+    Prompt,
+    Refused,
+    Route,
+    StepResult,
+    Submit,
+)
+from shared.sampling import SamplingParams
+from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName, int32s
+
+SENDER = Identity(ServiceName.SCHEDULER, "scheduler.1", Incarnation(2**62 + 5))
+ID = RequestId("req-1")
+IDS = int32s([1, -2, 300])
+ROUTE = Route("gateway.0", "detokenizer.3")
+FAILURE = Failure(400, "too long", param="prompt", code="context_length_exceeded")
+PARAMS = SamplingParams(
+    seed=2**63 - 1,
+    temperature=0.7,
+    top_p=0.9,
+    top_k=40,
+    min_p=0.05,
+    max_tokens=16,
+    min_tokens=2,
+    ignore_eos=True,
+    stop_token_ids=int32s([2]),
+    stop=["\n\n", "\u00e9nd"],
+    include_stop_str_in_output=True,
+    skip_special_tokens=False,
+)
+
+MESSAGES: list[Message] = [
+    Generate(ID, Prompt(chat='{"messages":[]}', add_special_tokens=False), PARAMS, ROUTE),
+    Refused(ID, FAILURE),
+    Submit(ID, IDS, SamplingParams(seed=0), ROUTE),
+    Open(ID, Handle(9), "gateway.0", IDS, PARAMS),
+    Accepted(ID, 3, "scheduler.1"),
+    Announce("f00d", 512, 16, 64, 2048, 8192),
+    Plan(
+        step=7,
+        retired=int32s([3]),
+        entering=[EnteringSequence(2, Handle(9), "detokenizer.3", 2, PARAMS, IDS)],
+        block_slots=int32s([2, 0]),
+        block_counts=int32s([1, 2]),
+        block_ids=int32s([10, 11, 12]),
+        row_slots=int32s([0, 2]),
+        row_starts=int32s([31, 0]),
+        row_tokens=int32s([1, 3]),
+    ),
+    StepResult(Incarnation(11), 7, int32s([4, 9]), int32s([32, 3]), int32s([5, 2]), bytes([0, 1])),
+    Deltas(
+        [ID],
+        ["ol\u00e1"],
+        int32s([0]),
+        int32s([1]),
+        [
+            Finished(ID, FinishReason.STOP, 4, stop_reason="\n\n"),
+            Finished(ID, FinishReason.STOP, 4, stop_reason=2),
+            Finished(ID, FinishReason.ERROR, 0, failure=FAILURE),
+        ],
+    ),
+    Abort(ID, "client left"),
+    Failed(ID, Failure(500, "poison")),
+    Credit(64, 1024, 3, 1),
+    Encode(ID, Prompt(text="hi")),
+    Encoded(ID, IDS, 8192),
+    Decode(ID, IDS),
+    Decoded(ID, "hi"),
+    MetricsRequest(ID),
+    MetricsReply(ID, "# HELP x\n"),
+]
+GOLDEN = {
+    "Generate": (
+        "960101a97363686564756c6572ab7363686564756c65722e31cf400000000000000594a57265712d"
+        "3194c0c0af7b226d65737361676573223a5b5d7dc29ccf7fffffffffffffffcb3fe6666666666666"
+        "cb3feccccccccccccd28cb3fa999999999999a1002c3c4040200000092a20a0aa4c3a96e64c3c292"
+        "a9676174657761792e30ad6465746f6b656e697a65722e33"
+    ),
+    "Refused": (
+        "960102a97363686564756c6572ab7363686564756c65722e31cf400000000000000592a57265712d"
+        "3194cd0190a8746f6f206c6f6e67a670726f6d7074b7636f6e746578745f6c656e6774685f657863"
+        "6565646564"
+    ),
+    "Submit": (
+        "960103a97363686564756c6572ab7363686564756c65722e31cf400000000000000594a57265712d"
+        "31c40c01000000feffffff2c0100009c00cb3ff0000000000000cb3ff000000000000000cb000000"
+        "0000000000c000c2c40090c2c392a9676174657761792e30ad6465746f6b656e697a65722e33"
+    ),
+    "Open": (
+        "960104a97363686564756c6572ab7363686564756c65722e31cf400000000000000595a57265712d"
+        "3109a9676174657761792e30c40c01000000feffffff2c0100009ccf7fffffffffffffffcb3fe666"
+        "6666666666cb3feccccccccccccd28cb3fa999999999999a1002c3c4040200000092a20a0aa4c3a9"
+        "6e64c3c2"
+    ),
+    "Accepted": (
+        "960105a97363686564756c6572ab7363686564756c65722e31cf400000000000000593a57265712d"
+        "3103ab7363686564756c65722e31"
+    ),
+    "Announce": (
+        "960106a97363686564756c6572ab7363686564756c65722e31cf400000000000000596a466303064"
+        "cd02001040cd0800cd2000"
+    ),
+    "Plan": (
+        "960107a97363686564756c6572ab7363686564756c65722e31cf40000000000000059907c4040300"
+        "000091960209ad6465746f6b656e697a65722e33029ccf7fffffffffffffffcb3fe6666666666666"
+        "cb3feccccccccccccd28cb3fa999999999999a1002c3c4040200000092a20a0aa4c3a96e64c3c2c4"
+        "0c01000000feffffff2c010000c4080200000000000000c4080100000002000000c40c0a0000000b"
+        "0000000c000000c4080000000002000000c4081f00000000000000c4080100000003000000"
+    ),
+    "StepResult": (
+        "960108a97363686564756c6572ab7363686564756c65722e31cf4000000000000005960b07c40804"
+        "00000009000000c4082000000003000000c4080500000002000000c4020001"
+    ),
+    "Deltas": (
+        "960109a97363686564756c6572ab7363686564756c65722e31cf40000000000000059591a5726571"
+        "2d3191a46f6cc3a1c40400000000c404010000009395a57265712d310104a20a0ac095a57265712d"
+        "31010402c095a57265712d310400c094cd0190a8746f6f206c6f6e67a670726f6d7074b7636f6e74"
+        "6578745f6c656e6774685f6578636565646564"
+    ),
+    "Abort": (
+        "96010aa97363686564756c6572ab7363686564756c65722e31cf400000000000000592a57265712d"
+        "31ab636c69656e74206c656674"
+    ),
+    "Failed": (
+        "96010ba97363686564756c6572ab7363686564756c65722e31cf400000000000000592a57265712d"
+        "3194cd01f4a6706f69736f6ec0c0"
+    ),
+    "Credit": (
+        "96010ca97363686564756c6572ab7363686564756c65722e31cf40000000000000059440cd04000301"
+    ),
+    "Encode": (
+        "96010da97363686564756c6572ab7363686564756c65722e31cf400000000000000592a57265712d"
+        "3194a26869c0c0c3"
+    ),
+    "Encoded": (
+        "96010ea97363686564756c6572ab7363686564756c65722e31cf400000000000000593a57265712d"
+        "31c40c01000000feffffff2c010000cd2000"
+    ),
+    "Decode": (
+        "96010fa97363686564756c6572ab7363686564756c65722e31cf400000000000000592a57265712d"
+        "31c40c01000000feffffff2c010000"
+    ),
+    "Decoded": (
+        "960110a97363686564756c6572ab7363686564756c65722e31cf400000000000000592a57265712d31a26869"
+    ),
+    "MetricsRequest": (
+        "960111a97363686564756c6572ab7363686564756c65722e31cf400000000000000591a57265712d31"
+    ),
+    "MetricsReply": (
+        "960112a97363686564756c6572ab7363686564756c65722e31cf400000000000000592a57265712d"
+        "31a9232048454c5020780a"
+    ),
+}
+CHANGED = "the wire format changed: raise VERSION in shared/codec.py and put the new bytes here"
+
+
+def name_of(message: Message) -> str:
+    return type(message).__name__
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=name_of)
+def test_a_frame_is_what_it_was(message: Message) -> None:
+    frame = encode(message, SENDER)
+    assert frame.hex() == GOLDEN[name_of(message)], CHANGED
+    assert decode(frame) == (message, SENDER)
+
+
+def test_each_message_has_its_frame() -> None:
+    names = [kind.__name__ for kind in REGISTRY.values()]
+    assert [name_of(message) for message in MESSAGES] == names
+    assert list(GOLDEN) == names
+
+
+def test_each_frame_says_its_version_and_tag_first() -> None:
+    for tag, golden in zip(REGISTRY, GOLDEN.values(), strict=True):
+        assert bytes.fromhex(golden)[:3] == bytes([0x96, VERSION, tag])
