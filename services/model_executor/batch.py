@@ -1,0 +1,177 @@
+"""The persistent batch: what the executor knows of each slot's sequence. Plans are its changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kernels.sampling import SamplingColumns
+from services.model_executor.finish import FREE_SLOT, StopRules
+from shared.messages import Announce, EnteringSequence, Plan
+from shared.types import Int32s
+
+Ints = NDArray[np.int64]
+
+
+class PlanMisfit(Exception):
+    """A plan that does not fit the batch; the text says why. The batch must be reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows to run: int64 columns, one entry each."""
+
+    slots: Ints
+    starts: Ints
+    counts: Ints
+    sampling: Ints  # indices of the rows that sample
+    positions: Ints  # of the tokens that they sample
+
+    @property
+    def sampling_slots(self) -> Ints:
+        return self.slots[self.sampling]
+
+
+class PersistentBatch:
+    """Tables with one line per slot.
+
+    A slot's `length` counts the tokens that are known or being sampled: a row that reaches it
+    samples, and makes it one longer at once. So a plan may build on a token whose value is not
+    there yet: it is read from `tokens`, where the sampler has put it by then. A finished slot
+    is still taken until its scheduler retires it; its rows are not run.
+    """
+
+    def __init__(
+        self,
+        limits: Announce,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        device: torch.device,
+    ) -> None:
+        slots = limits.max_num_seqs
+        self.limits = limits
+        self.tokens = torch.zeros(slots, limits.max_model_len, dtype=torch.int32, device=device)
+        max_blocks = -(-limits.max_model_len // limits.block_size)
+        self.blocks = np.zeros((slots, max_blocks), np.int32)
+        self.sampling = SamplingColumns.zeros(slots)
+        self.handles = np.zeros(slots, np.int32)
+        self.detokenizers = [""] * slots
+        self.rules = [FREE_SLOT] * slots
+        self.num_running = 0  # sequences that have not finished
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._lengths = np.zeros(slots, np.int64)
+        self._num_blocks = np.zeros(slots, np.int64)
+        self._first_ends = np.zeros(slots, np.int64)
+        self._taken = np.zeros(slots, np.bool_)
+        self._finished = np.zeros(slots, np.bool_)
+
+    def reset(self) -> None:
+        """Drop all sequences."""
+        self._taken[:] = False
+        self.rules = [FREE_SLOT] * len(self.rules)
+        self.num_running = 0
+
+    def apply(self, plan: Plan) -> Rows:
+        """Make a plan's changes; returns its rows. Raises PlanMisfit."""
+        for slot in plan.retired:
+            self._retire(slot)
+        for sequence in plan.entering:
+            self._enter(sequence)
+        self._append_blocks(plan)
+        return self._rows(plan)
+
+    def finish(self, slot: int) -> None:
+        """The sequence in this slot has sampled its last token."""
+        self._finished[slot] = True
+        self.num_running -= 1
+
+    def held_ends(self, rows: Rows) -> list[tuple[int, frozenset[int]]]:
+        """(index among the sampling rows, end ids) of those that may not end yet."""
+        slots = rows.sampling_slots
+        early = np.flatnonzero(rows.positions < self._first_ends[slots])
+        return [(int(index), self.rules[slots[index]].end_ids) for index in early]
+
+    def _retire(self, slot: int) -> None:
+        self._check_taken(slot)
+        self.num_running -= not self._finished[slot]
+        self._taken[slot] = False
+        self.rules[slot] = FREE_SLOT
+
+    def _enter(self, sequence: EnteringSequence) -> None:
+        slot, length = sequence.slot, len(sequence.token_ids)
+        if not 0 <= slot < len(self.rules) or self._taken[slot]:
+            raise PlanMisfit(f"slot {slot} cannot be entered")
+        if not 1 <= sequence.prompt_tokens <= length < self.limits.max_model_len:
+            raise PlanMisfit(f"{length} tokens, {sequence.prompt_tokens} of them prompt")
+        ids = _ints(sequence.token_ids)
+        if ids.min() < 0 or ids.max() >= self._vocab_size:
+            raise PlanMisfit("a token id outside the vocabulary")
+        self.tokens[slot, :length] = torch.from_numpy(ids.astype(np.int32))
+        self._lengths[slot] = length
+        self._num_blocks[slot] = 0
+        self._taken[slot] = True
+        self._finished[slot] = False
+        self.num_running += 1
+        self._set_parameters(sequence)
+
+    def _set_parameters(self, sequence: EnteringSequence) -> None:
+        slot, params = sequence.slot, sequence.params
+        rules = StopRules.of(
+            params, sequence.prompt_tokens, self._eos_token_ids, self.limits.max_model_len
+        )
+        self.rules[slot] = rules
+        self._first_ends[slot] = rules.first_end
+        self.handles[slot] = sequence.handle
+        self.detokenizers[slot] = sequence.detokenizer
+        self.sampling.greedy[slot] = params.greedy
+        self.sampling.temperature[slot] = params.temperature
+        self.sampling.top_p[slot] = params.top_p
+        self.sampling.min_p[slot] = params.min_p
+        self.sampling.top_k[slot] = params.top_k
+        self.sampling.seed[slot] = params.seed
+
+    def _append_blocks(self, plan: Plan) -> None:
+        ids = _ints(plan.block_ids)
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.limits.num_blocks):
+            raise PlanMisfit("a block id outside the cache")
+        at = 0
+        for slot, count in zip(plan.block_slots, plan.block_counts, strict=True):
+            self._check_taken(slot)
+            first = self._num_blocks[slot]
+            if count < 0 or first + count > self.blocks.shape[1]:
+                raise PlanMisfit(f"{first} + {count} blocks in slot {slot}")
+            self.blocks[slot, first : first + count] = ids[at : at + count]
+            self._num_blocks[slot] += count
+            at += count
+
+    def _rows(self, plan: Plan) -> Rows:
+        slots, starts, counts = map(_ints, (plan.row_slots, plan.row_starts, plan.row_tokens))
+        if len(slots) and (slots.min() < 0 or slots.max() >= len(self.rules)):
+            raise PlanMisfit("a row of no slot")
+        if len(set(plan.row_slots)) != len(slots) or not self._taken[slots].all():
+            raise PlanMisfit("rows of a free slot, or two of one slot")
+        running = ~self._finished[slots]
+        slots, starts, counts = slots[running], starts[running], counts[running]
+        ends = starts + counts
+        if (starts < 0).any() or (counts < 1).any() or (ends > self._lengths[slots]).any():
+            raise PlanMisfit("a row outside its sequence")
+        if (ends > self._num_blocks[slots] * self.limits.block_size).any():
+            raise PlanMisfit("a row outside its blocks")
+        if counts.sum() > self.limits.max_num_batched_tokens:
+            raise PlanMisfit(f"{counts.sum()} tokens")
+        sampling = np.flatnonzero(ends == self._lengths[slots])
+        positions = self._lengths[slots[sampling]]
+        self._lengths[slots[sampling]] += 1
+        return Rows(slots, starts, counts, sampling, positions)
+
+    def _check_taken(self, slot: int) -> None:
+        if not 0 <= slot < len(self.rules) or not self._taken[slot]:
+            raise PlanMisfit(f"slot {slot} is free")
+
+
+def _ints(column: Int32s) -> Ints:
+    return np.frombuffer(column, np.int32).astype(np.int64)

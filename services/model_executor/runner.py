@@ -1,0 +1,140 @@
+"""Runs plans: one forward pass and one token for each row that samples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.paged_batch import PagedBatch
+from kernels.sampling import sample
+from services.model_executor.attention import CachedPass, forward
+from services.model_executor.batch import Ints, PersistentBatch, Rows
+from services.model_executor.cpu import keep_memory, use_threads
+from services.model_executor.kv_cache import allocate, count_blocks
+from services.model_executor.loader import choose_device, load_model
+from services.model_executor.results import StepOutput, step_output
+from shared.messages import Announce, EnteringSequence, Plan
+from shared.model import ModelInfo
+from shared.sampling import SamplingParams
+from shared.service import StartError
+from shared.settings import Settings
+from shared.types import FinishReason, Handle, Incarnation, int32s
+
+
+class ModelRunner:
+    """A loaded model, its KV cache and its persistent batch; lives in one thread."""
+
+    def __init__(self, settings: Settings, info: ModelInfo) -> None:
+        """Load and warm up; raises StartError."""
+        use_threads(settings.cpu_threads)
+        keep_memory()
+        self._device = choose_device(settings)
+        self._model, layers = load_model(settings, info, self._device)
+        self._dtype: torch.dtype = next(self._model.parameters()).dtype
+        blocks = count_blocks(settings, layers, self._dtype, self._device, info.max_model_len)
+        if blocks < 1:
+            raise StartError("the memory for the KV cache holds not one block")
+        self._caches = allocate(layers, blocks, settings.block_size, self._dtype, self._device)
+        self._limits = Announce(
+            fingerprint=f"{info.fingerprint}-{str(self._dtype).removeprefix('torch.')}",
+            num_blocks=blocks,
+            block_size=settings.block_size,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            max_model_len=info.max_model_len,
+        )
+        self._batch = PersistentBatch(
+            self._limits, info.vocab_size, info.eos_token_ids, self._device
+        )
+        self._warm_up()
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that have not finished."""
+        return self._batch.num_running
+
+    def announce(self) -> Announce:
+        """What this executor can hold."""
+        return self._limits
+
+    def reset(self) -> None:
+        """Drop all sequences."""
+        self._batch.reset()
+
+    @torch.inference_mode()
+    def execute(self, plan: Plan, epoch: Incarnation) -> StepOutput:
+        """Run one plan of the scheduler `epoch`; raises PlanMisfit, after which comes `reset`."""
+        rows = self._batch.apply(plan)
+        tokens, broken = self._sample(self._forward(rows), rows) if len(rows.slots) else ([], [])
+        positions = rows.positions.tolist()
+        slots = rows.sampling_slots.tolist()
+        finishes = bytes(map(self._finish, slots, positions, tokens, broken))
+        return step_output(epoch, plan.step, self._batch, rows, tokens, finishes)
+
+    def _forward(self, rows: Rows) -> Tensor:
+        """Logits [rows that sample, vocabulary]."""
+        paged = PagedBatch(
+            rows.starts,
+            rows.counts,
+            self._batch.blocks[rows.slots],
+            block_size=self._limits.block_size,
+            null_block=self._limits.num_blocks,
+            device=self._device,
+            dtype=self._dtype,
+        )
+        positions = self._upload(paged.positions)
+        slots = self._upload(rows.slots[paged.token_rows])
+        last = paged.row_firsts[rows.sampling] + rows.counts[rows.sampling] - 1
+        return forward(
+            self._model,
+            self._batch.tokens[slots, positions][None],
+            positions[None],
+            self._upload(last),
+            CachedPass(paged, self._caches),
+        )
+
+    def _sample(self, logits: Tensor, rows: Rows) -> tuple[list[int], list[bool]]:
+        """The tokens, also put into the batch, and whether a row's logits are no numbers."""
+        for index, end_ids in self._batch.held_ends(rows):
+            logits[index, sorted(end_ids)] = float("-inf")
+        columns = self._batch.sampling.take(rows.sampling_slots)
+        tokens = sample(logits, columns, rows.positions)
+        slots, positions = self._upload(rows.sampling_slots), self._upload(rows.positions)
+        self._batch.tokens[slots, positions] = tokens.to(torch.int32)
+        return tokens.tolist(), logits.amax(-1).isnan().tolist()
+
+    def _finish(self, slot: int, position: int, token: int, broken: bool) -> FinishReason:
+        """Whether a slot's sequence ends with this token; if so it runs no more."""
+        reason = self._batch.rules[slot].reason(token, position)
+        if broken:
+            reason = FinishReason.ERROR
+        if reason is not FinishReason.NONE:
+            self._batch.finish(slot)
+        return reason
+
+    def _upload(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+    def _warm_up(self) -> None:
+        """Run one prefill, so that whatever is prepared on first use is."""
+        tokens = min(2, self._limits.max_num_batched_tokens, self._limits.max_model_len - 1)
+        blocks = -(-tokens // self._limits.block_size)
+        if blocks <= self._limits.num_blocks:
+            self.execute(_warm_up_plan(tokens, blocks), Incarnation(0))
+        self.reset()
+
+
+def _warm_up_plan(tokens: int, blocks: int) -> Plan:
+    params = SamplingParams(seed=0, max_tokens=1)
+    ids = int32s([0] * tokens)
+    return Plan(
+        step=0,
+        retired=int32s(),
+        entering=[EnteringSequence(0, Handle(0), "", tokens, params, ids)],
+        block_slots=int32s([0]),
+        block_counts=int32s([blocks]),
+        block_ids=int32s(range(blocks)),
+        row_slots=int32s([0]),
+        row_starts=int32s([0]),
+        row_tokens=int32s([tokens]),
+    )

@@ -1,0 +1,116 @@
+"""The model executor's messages: plans in, sampled tokens out."""
+
+from __future__ import annotations
+
+from services.model_executor.metrics import ExecutorMetrics
+from services.model_executor.runner import ModelRunner
+from services.model_executor.worker import MAX_PLANS, Done, Job, Worker
+from shared.codec import Identity
+from shared.mesh import Mesh
+from shared.messages import Announce, Message, Plan
+from shared.model import read_model_info
+from shared.service import Service, StartError
+from shared.settings import Settings, model_path
+from shared.types import ServiceName
+
+
+class ModelExecutorService(Service):
+    """Serves one scheduler at a time: of those it announces itself to, the first that plans."""
+
+    service = ServiceName.MODEL_EXECUTOR
+    talks_to = frozenset({ServiceName.SCHEDULER, ServiceName.DETOKENIZER, ServiceName.GATEWAY})
+
+    def __init__(self, settings: Settings, mesh: Mesh) -> None:
+        super().__init__(settings, mesh)
+        self._path = model_path(settings)
+        self._metrics = ExecutorMetrics(self.registry)
+        self._worker = Worker(self._load, self._done, lambda error: self.fail(error, "compute"))
+        self._capacity: Announce | None = None  # None while the model loads
+        self._scheduler: Identity | None = None  # whose plans are run
+        self._announced_anew = False  # after a misfit; plans sent before that arrived may follow
+
+    def _load(self) -> ModelRunner:
+        try:
+            info = read_model_info(self._path, self.settings.max_model_len)
+        except ValueError as error:
+            raise StartError(str(error)) from error
+        return ModelRunner(self.settings, info)
+
+    async def start(self) -> None:
+        self._capacity = await self._worker.start()
+        self.log.info(
+            "model loaded",
+            fingerprint=self._capacity.fingerprint,
+            blocks=self._capacity.num_blocks,
+        )
+        self._announce_to_all()
+
+    async def stop(self) -> None:
+        self._worker.close()
+
+    @property
+    def busy(self) -> bool:
+        return self._scheduler is not None and self._worker.num_running > 0
+
+    def handle(self, message: Message, sender: Identity) -> None:
+        if isinstance(message, Plan) and self._capacity is not None:
+            self._plan(message, sender)
+
+    def peer_joined(self, service: ServiceName, name: str) -> None:
+        # Another scheduler hears of us when this one is lost: it would plan in vain.
+        if service is ServiceName.SCHEDULER and self._scheduler_name in (None, name):
+            self._announce(name)
+
+    def peer_lost(self, service: ServiceName, name: str) -> None:
+        if service is ServiceName.SCHEDULER and self._scheduler_name == name:
+            self._drop_sequences()
+            self._scheduler = None
+            self._announce_to_all()
+
+    @property
+    def _scheduler_name(self) -> str | None:
+        return None if self._scheduler is None else self._scheduler.name
+
+    def _announce_to_all(self) -> None:
+        for name in self.mesh.peers(ServiceName.SCHEDULER):
+            self._announce(name)
+
+    def _announce(self, scheduler: str) -> None:
+        if self._capacity is not None:
+            self.mesh.send(ServiceName.SCHEDULER, scheduler, self._capacity)
+
+    def _plan(self, plan: Plan, sender: Identity) -> None:
+        if self._scheduler_name not in (None, sender.name):
+            self.log.error("plan of another scheduler dropped", scheduler=sender.name)
+            return
+        if sender != self._scheduler:
+            self._drop_sequences()
+            self._scheduler = sender
+            self._announced_anew = False
+        if not self._worker.submit(Job(self._worker.link, sender.incarnation, plan)):
+            self._misfit(f"more than {MAX_PLANS} plans wait")
+
+    def _drop_sequences(self) -> None:
+        self._worker.link += 1
+
+    def _done(self, done: Done) -> None:
+        if done.job.link != self._worker.link or self._scheduler is None:
+            return
+        if done.output is None:
+            self._misfit(str(done.misfit))
+            return
+        self._announced_anew = False
+        self._metrics.computed(done.output, done.seconds)
+        self.mesh.send(ServiceName.SCHEDULER, self._scheduler.name, done.output.scheduler)
+        for name, result in done.output.detokenizers.items():
+            self.mesh.send(ServiceName.DETOKENIZER, name, result)
+
+    def _misfit(self, reason: str) -> None:
+        """The scheduler and we disagree on the batch: both start over with an empty one."""
+        assert self._scheduler is not None
+        self._metrics.misfits.inc()
+        self.log.error("plan does not fit", scheduler=self._scheduler.name, reason=reason)
+        self._drop_sequences()
+        if not self._announced_anew:
+            self._announced_anew = True
+            self._announce(self._scheduler.name)

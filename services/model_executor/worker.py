@@ -1,0 +1,132 @@
+"""The compute thread: plans in, results out; the event loop and it never wait for each other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from services.model_executor.batch import PlanMisfit
+from services.model_executor.results import StepOutput
+from shared.messages import Announce, Plan
+from shared.types import Incarnation
+
+T = TypeVar("T")
+
+MAX_PLANS = 8  # waiting; a scheduler plans one or two ahead
+
+
+class Runner(Protocol):
+    """What the thread drives."""
+
+    @property
+    def num_running(self) -> int: ...
+    def announce(self) -> Announce: ...
+    def execute(self, plan: Plan, epoch: Incarnation) -> StepOutput: ...
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A plan, and the link that it came over: with another link begins another batch."""
+
+    link: int
+    epoch: Incarnation
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A job's outcome; exactly one of output and misfit is set."""
+
+    job: Job
+    seconds: float  # of computing
+    output: StepOutput | None = None
+    misfit: str | None = None
+
+
+class Worker:
+    """Owns the thread in which the model is loaded and runs. Its callbacks run on the loop."""
+
+    def __init__(
+        self,
+        load: Callable[[], Runner],
+        on_done: Callable[[Done], None],
+        on_fault: Callable[[BaseException], None],
+    ) -> None:
+        self.link = 0  # jobs of any other link are skipped
+        self.num_running = 0  # sequences that have not finished
+        self._load = load
+        self._on_done = on_done
+        self._on_fault = on_fault
+        self._jobs: queue.Queue[Job | None] = queue.Queue(MAX_PLANS)
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._loaded: asyncio.Future[Announce] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
+
+    async def start(self) -> Announce:
+        """Load the model; raises what loading raises."""
+        self._thread.start()
+        return await self._loaded
+
+    def submit(self, job: Job) -> bool:
+        """Queue a job; False if too many wait."""
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the thread after what it computes now; does not wait for it."""
+        self._closed = True
+        with contextlib.suppress(queue.Full):  # full: it is not waiting, and will see the flag
+            self._jobs.put_nowait(None)
+
+    def _main(self) -> None:
+        try:
+            runner = self._load()
+        except BaseException as error:
+            self._tell(self._not_loaded, error)
+            return
+        self._tell(self._is_loaded, runner.announce())
+        try:
+            self._run(runner)
+        except BaseException as error:
+            self._tell(self._on_fault, error)
+
+    def _run(self, runner: Runner) -> None:
+        link = None
+        while (job := self._jobs.get()) is not None and not self._closed:
+            if job.link != self.link:
+                continue
+            if job.link != link:
+                runner.reset()
+                link = job.link
+            began = time.perf_counter()
+            output, misfit = None, None
+            try:
+                output = runner.execute(job.plan, job.epoch)
+            except PlanMisfit as error:
+                runner.reset()
+                misfit = str(error)
+            self.num_running = runner.num_running
+            self._tell(self._on_done, Done(job, time.perf_counter() - began, output, misfit))
+
+    def _tell(self, callback: Callable[[T], None], argument: T) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            self._loop.call_soon_threadsafe(callback, argument)
+
+    def _is_loaded(self, capacity: Announce) -> None:
+        if not self._loaded.cancelled():
+            self._loaded.set_result(capacity)
+
+    def _not_loaded(self, error: BaseException) -> None:
+        if not self._loaded.cancelled():
+            self._loaded.set_exception(error)
