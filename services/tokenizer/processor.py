@@ -1,0 +1,178 @@
+"""Checks what the gateway asked for, and turns it into what the scheduler takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from services.tokenizer.chat import ChatError, ChatTemplate
+from services.tokenizer.encoder import Encoder
+from shared.messages import (
+    Decode,
+    Decoded,
+    Encode,
+    Encoded,
+    Failure,
+    Generate,
+    Refused,
+    Submit,
+)
+from shared.model import ModelInfo
+from shared.sampling import SamplingParams
+from shared.types import Int32s, int32s
+
+Question = Generate | Encode | Decode
+Answer = Submit | Encoded | Decoded | Refused
+
+NO_TEMPLATE = "This model has no chat template; use /v1/completions."
+
+
+class Refusal(Exception):
+    """A request that cannot be served as it is."""
+
+    def __init__(self, message: str, param: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.failure = Failure(400, message, param, code)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is still to be encoded."""
+
+    text: str
+    add_special_tokens: bool
+
+
+class InputProcessor:
+    """The whole way from a prompt to checked token ids; several threads may use it at once."""
+
+    def __init__(self, model: ModelInfo, encoder: Encoder) -> None:
+        self._model = model
+        self._encoder = encoder
+        self._special_tokens = encoder.special_tokens
+        self._template: ChatTemplate | None = None
+        self.template_problem: str | None = NO_TEMPLATE  # why there are no chats
+        if model.chat_template is not None:
+            specials = {"bos_token": model.bos_token, "eos_token": model.eos_token}
+            try:
+                self._template = ChatTemplate(model.chat_template, specials)
+                self.template_problem = None
+            except ChatError as error:
+                self.template_problem = str(error)
+
+    def process(self, questions: Sequence[Question]) -> list[Answer]:
+        """One answer for each question, in order; whatever a client sent, nothing is raised."""
+        inputs = [self._input(question) for question in questions]
+        columns = self._encode_texts(inputs)
+        return [self._answer(*pair) for pair in zip(questions, columns, strict=True)]
+
+    def _input(self, question: Question) -> Text | Int32s | Refusal:
+        if isinstance(question, Decode):
+            return question.token_ids
+        prompt = question.prompt
+        if prompt.token_ids is not None:
+            return prompt.token_ids
+        try:
+            text = prompt.text if prompt.text is not None else self._chat_text(prompt.chat or "")
+            return Text(_valid(text, _param(question)), prompt.add_special_tokens)
+        except Refusal as refusal:
+            return refusal
+
+    def _chat_text(self, chat: str) -> str:
+        if self._template is None:
+            raise Refusal(self.template_problem or NO_TEMPLATE, "messages")
+        try:
+            return self._template.render(chat)
+        except ChatError as error:
+            raise Refusal(str(error), "messages") from error
+
+    def _encode_texts(self, inputs: Iterable[Text | Int32s | Refusal]) -> list[Int32s | Refusal]:
+        """Texts become ids, all of a kind in one call."""
+        columns: list[Int32s | Refusal] = []
+        texts: dict[bool, list[tuple[int, str]]] = {False: [], True: []}
+        for place, one in enumerate(inputs):
+            if isinstance(one, Text):
+                texts[one.add_special_tokens].append((place, one.text))
+            columns.append(int32s() if isinstance(one, Text) else one)
+        for flag, placed in texts.items():
+            ids = self._encode([text for _, text in placed], flag)
+            for (place, _), column in zip(placed, ids, strict=True):
+                columns[place] = column
+        return columns
+
+    def _encode(self, texts: Sequence[str], flag: bool) -> Sequence[Int32s | Refusal]:
+        try:
+            return self._encoder.encode(texts, add_special_tokens=flag)
+        except ValueError as error:
+            if len(texts) == 1:
+                return [Refusal(f"The prompt cannot be tokenized: {error}", "prompt")]
+            return [self._encode([text], flag)[0] for text in texts]  # only one is at fault
+
+    def _answer(self, question: Question, ids: Int32s | Refusal) -> Answer:
+        try:
+            if isinstance(ids, Refusal):
+                raise ids
+            self._check_ids(ids, _param(question))
+            match question:
+                case Decode():
+                    return Decoded(question.request_id, self._encoder.decode(ids))
+                case Encode():
+                    return Encoded(question.request_id, ids, self._model.max_model_len)
+                case Generate():
+                    return self._submit(question, ids)
+        except Refusal as refusal:
+            return Refused(question.request_id, refusal.failure)
+
+    def _submit(self, question: Generate, ids: Int32s) -> Submit:
+        params = question.params
+        if not ids:
+            raise Refusal("The prompt is empty: at least one token is needed.", _param(question))
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
+        self._check_length(len(ids), params.max_tokens, _param(question))
+        return Submit(question.request_id, ids, self._with_stop_ids(params), question.route)
+
+    def _check_ids(self, ids: Int32s, param: str) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < self._model.vocab_size):
+            bad = next(one for one in ids if not 0 <= one < self._model.vocab_size)
+            limit = self._model.vocab_size - 1
+            raise Refusal(f"{param}: token id {bad} is not from 0 to {limit}.", param)
+
+    def _check_length(self, prompt: int, max_tokens: int | None, param: str) -> None:
+        limit = self._model.max_model_len
+        if prompt + (1 if max_tokens is None else max_tokens) <= limit:
+            return
+        message = f"This model's maximum context length is {limit} tokens. "
+        if max_tokens is None:
+            message += f"The prompt has {prompt} tokens, which leaves no room for an answer."
+        else:
+            message += (
+                f"You requested {prompt + max_tokens} tokens: "
+                f"{prompt} in the prompt, {max_tokens} for the completion."
+            )
+        raise Refusal(message, param, "context_length_exceeded")
+
+    def _with_stop_ids(self, params: SamplingParams) -> SamplingParams:
+        """A special token is no text, so as a stop string it can only be found by its id."""
+        ids = [self._special_tokens[stop] for stop in params.stop if stop in self._special_tokens]
+        new = [one for one in ids if one not in params.stop_token_ids]
+        if not new:
+            return params
+        return replace(params, stop_token_ids=int32s([*params.stop_token_ids, *new]))
+
+
+def _param(question: Question) -> str:
+    """The field of the HTTP body that holds the prompt."""
+    if isinstance(question, Decode):
+        return "tokens"
+    return "messages" if question.prompt.chat is not None else "prompt"
+
+
+def _valid(text: str, param: str) -> str:
+    """Half of a surrogate pair is no character, and nothing can encode it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Refusal(
+            f"{param}: the text has a lone surrogate, which is no character.", param
+        ) from None
+    return text

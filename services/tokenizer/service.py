@@ -1,0 +1,132 @@
+"""The tokenizer's messages: prompts in, checked token ids out to a scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from prometheus_client import Counter, Gauge
+
+from services.tokenizer.backlog import Backlog, Job
+from services.tokenizer.encoder import Encoder
+from services.tokenizer.processor import NO_TEMPLATE, Answer, InputProcessor
+from shared.codec import Identity
+from shared.mesh import Mesh
+from shared.messages import Abort, Decode, Encode, Failure, Generate, Message, Refused, Submit
+from shared.model import read_model_info
+from shared.service import Service, StartError
+from shared.settings import Settings, model_path
+from shared.types import ServiceName
+
+THREADS = 2  # so that a very long prompt does not hold up all others
+
+FULL = Failure(503, "Too many requests wait to be tokenized.", code="service_unavailable")
+NO_SCHEDULER = Failure(503, "No scheduler is connected.", code="service_unavailable")
+
+
+class TokenizerService(Service):
+    """Stateless but for its backlog; all real work is done in threads."""
+
+    service = ServiceName.TOKENIZER
+    talks_to = frozenset({ServiceName.SCHEDULER, ServiceName.GATEWAY})
+
+    def __init__(self, settings: Settings, mesh: Mesh) -> None:
+        super().__init__(settings, mesh)
+        self._path = model_path(settings)
+        self._backlog = Backlog()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+        self._processor: InputProcessor | None = None  # None while it loads
+        self._free_threads = THREADS
+        self._answered = Counter(
+            "headrace_tokenizer_answers",
+            "Requests that were tokenized, and those refused",
+            ["kind"],
+            registry=self.registry,
+        )
+        waiting = Gauge(
+            "headrace_tokenizer_waiting", "Requests that wait for a thread", registry=self.registry
+        )
+        waiting.set_function(lambda: self._backlog.num_waiting)
+
+    async def start(self) -> None:
+        self._processor = await asyncio.get_running_loop().run_in_executor(self._pool, self._load)
+        problem = self._processor.template_problem
+        if problem is not None:
+            level = self.log.info if problem == NO_TEMPLATE else self.log.warning
+            level("no chats will be served", reason=problem)
+        self._use_threads()
+
+    def _load(self) -> InputProcessor:
+        try:
+            model = read_model_info(self._path, self.settings.max_model_len)
+            return InputProcessor(model, Encoder(self._path))
+        except ValueError as error:
+            raise StartError(str(error)) from error
+
+    async def stop(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def busy(self) -> bool:
+        return not self._backlog.empty
+
+    def handle(self, message: Message, sender: Identity) -> None:
+        match message:
+            case Generate():
+                self._add(Job(message, message.route.gateway))
+            case Encode() | Decode():
+                self._add(Job(message, sender.name))
+            case Abort():
+                self._backlog.forget(message.request_id)
+
+    def peer_lost(self, service: ServiceName, name: str) -> None:
+        if service is ServiceName.GATEWAY:
+            self._backlog.forget_where(lambda job: job.gateway == name)
+
+    def _add(self, job: Job) -> None:
+        if self._backlog.add(job):
+            self._use_threads()
+        else:
+            self._refuse(job, FULL)
+
+    def _use_threads(self) -> None:
+        while self._processor is not None and self._free_threads:
+            batch = self._backlog.take()
+            if not batch:
+                return
+            self._free_threads -= 1
+            self.spawn(self._process(self._processor, batch), name="tokenize")
+
+    async def _process(self, processor: InputProcessor, batch: Sequence[Job]) -> None:
+        questions = [job.question for job in batch]
+        loop = asyncio.get_running_loop()
+        answers = await loop.run_in_executor(self._pool, processor.process, questions)
+        self._free_threads += 1
+        for job, answer in zip(batch, answers, strict=True):
+            if self._backlog.finish(job):
+                self._send(job, answer)
+        self._use_threads()
+
+    def _send(self, job: Job, answer: Answer) -> None:
+        if isinstance(answer, Refused):
+            self._refuse(job, answer.failure)
+        elif isinstance(answer, Submit):
+            self._submit(job, answer)
+        else:
+            self.mesh.send(ServiceName.GATEWAY, job.gateway, answer)
+
+    def _submit(self, job: Job, request: Submit) -> None:
+        scheduler = self._choose()
+        if scheduler is None or not self.mesh.send(ServiceName.SCHEDULER, scheduler, request):
+            self._refuse(job, NO_SCHEDULER)
+        else:
+            self._answered.labels("submitted").inc()
+
+    def _choose(self) -> str | None:
+        """The scheduler for a request."""
+        return next(iter(self.mesh.peers(ServiceName.SCHEDULER)), None)
+
+    def _refuse(self, job: Job, failure: Failure) -> None:
+        self._answered.labels("refused").inc()
+        self.mesh.send(ServiceName.GATEWAY, job.gateway, Refused(job.request_id, failure))

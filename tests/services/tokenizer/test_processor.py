@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from services.tokenizer.encoder import Encoder
+from services.tokenizer.processor import Answer, InputProcessor
+from shared.messages import (
+    Decode,
+    Decoded,
+    Encode,
+    Encoded,
+    Failure,
+    Generate,
+    Prompt,
+    Refused,
+    Route,
+    Submit,
+)
+from shared.model import ModelInfo, read_model_info
+from shared.sampling import SamplingParams
+from shared.types import Int32s, RequestId, int32s
+
+ROUTE = Route("gateway.0", "detokenizer.0")
+LIMIT = 100
+
+
+@pytest.fixture(scope="module")
+def model(model_dir: Path) -> ModelInfo:
+    return read_model_info(model_dir, LIMIT)
+
+
+@pytest.fixture(scope="module")
+def encoder(model_dir: Path) -> Encoder:
+    return Encoder(model_dir)
+
+
+@pytest.fixture(scope="module")
+def processor(model: ModelInfo, encoder: Encoder) -> InputProcessor:
+    return InputProcessor(model, encoder)
+
+
+def params(max_tokens: int | None = 8, stop: list[str] | None = None) -> SamplingParams:
+    return SamplingParams(seed=1, max_tokens=max_tokens, stop=stop or [])
+
+
+def generate(
+    text: str | None = None,
+    *,
+    ids: list[int] | None = None,
+    chat: str | None = None,
+    sampling: SamplingParams | None = None,
+) -> Generate:
+    column = None if ids is None else int32s(ids)
+    prompt = Prompt(text, column, chat, add_special_tokens=chat is None)
+    return Generate(RequestId("r"), prompt, sampling or params(), ROUTE)
+
+
+def submitted(answer: Answer) -> Submit:
+    assert isinstance(answer, Submit), answer
+    return answer
+
+
+def refusal(answer: Answer) -> Failure:
+    assert isinstance(answer, Refused), answer
+    assert answer.failure.status == 400
+    return answer.failure
+
+
+def chat_of(content: str) -> str:
+    messages = [{"role": "user", "content": content}]
+    return json.dumps({"messages": messages, "add_generation_prompt": True})
+
+
+def test_a_text_becomes_ids(processor: InputProcessor) -> None:
+    question = generate("Hello world")
+    [answer] = processor.process([question])
+    assert answer == Submit(RequestId("r"), int32s([19556, 905]), question.params, ROUTE)
+
+
+def test_a_chat_goes_through_the_template(processor: InputProcessor, encoder: Encoder) -> None:
+    [answer] = processor.process([generate(chat=chat_of("Hi"))])
+    text = encoder.decode(submitted(answer).token_ids)
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_ids_are_taken_as_they_are(processor: InputProcessor) -> None:
+    [answer] = processor.process([generate(ids=[0, 49151])])
+    assert submitted(answer).token_ids == int32s([0, 49151])
+
+
+@pytest.mark.parametrize("bad", [-1, 49152, 99_999_999])
+def test_an_id_outside_the_vocabulary_is_refused(processor: InputProcessor, bad: int) -> None:
+    failure = refusal(processor.process([generate(ids=[1, bad, 2])])[0])
+    assert failure.param == "prompt"
+    assert str(bad) in failure.message
+    stop = replace(params(), stop_token_ids=int32s([bad]))
+    assert refusal(processor.process([generate("a", sampling=stop)])[0]).param == "stop_token_ids"
+
+
+@pytest.mark.parametrize("prompt", [Prompt(text=""), Prompt(token_ids=int32s())])
+def test_an_empty_prompt_is_refused(processor: InputProcessor, prompt: Prompt) -> None:
+    [answer] = processor.process([Generate(RequestId("r"), prompt, params(), ROUTE)])
+    assert refusal(answer).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "fits"),
+    [(90, 10, True), (90, 11, False), (99, None, True), (100, None, False), (300, 1, False)],
+)
+def test_prompt_and_completion_fit_the_context(
+    processor: InputProcessor, prompt: int, max_tokens: int | None, fits: bool
+) -> None:
+    [answer] = processor.process([generate(ids=[5] * prompt, sampling=params(max_tokens))])
+    if fits:
+        assert submitted(answer).params.max_tokens == max_tokens
+    else:
+        failure = refusal(answer)
+        assert failure.code == "context_length_exceeded"
+        assert f"{LIMIT} tokens" in failure.message and f" {prompt} " in failure.message
+        assert max_tokens is None or f"{max_tokens} for the completion" in failure.message
+
+
+def test_a_special_token_as_stop_string_is_found_by_its_id(processor: InputProcessor) -> None:
+    sampling = replace(params(stop=["<|im_end|>", "x"]), stop_token_ids=int32s([7]))
+    answer = submitted(processor.process([generate("a", sampling=sampling)])[0])
+    assert answer.params.stop_token_ids == int32s([7, 2])
+    assert answer.params.stop == ["<|im_end|>", "x"]
+    known = replace(params(stop=["<|im_end|>"]), stop_token_ids=int32s([2]))
+    assert submitted(processor.process([generate("a", sampling=known)])[0]).params == known
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (None, "no chat template"),
+        ("{{ broken", "broken"),
+        ("{{ raise_exception('system only') }}", "system only"),
+    ],
+)
+def test_without_a_usable_template_only_chats_are_refused(
+    model: ModelInfo, encoder: Encoder, template: str | None, reason: str
+) -> None:
+    processor = InputProcessor(replace(model, chat_template=template), encoder)
+    chat, text = processor.process([generate(chat=chat_of("Hi")), generate("Hi")])
+    assert reason in refusal(chat).message
+    assert refusal(chat).param == "messages"
+    assert submitted(text).token_ids
+
+
+@pytest.mark.parametrize(
+    ("question", "param"),
+    [
+        (generate("a \ud800 b"), "prompt"),
+        (generate(chat='{"messages": [{"role": "user", "content": "\\udfff"}]}'), "messages"),
+    ],
+    ids=["text", "chat"],
+)
+def test_a_lone_surrogate_is_refused(
+    processor: InputProcessor, question: Generate, param: str
+) -> None:
+    assert refusal(processor.process([question])[0]).param == param
+
+
+def test_strange_text_is_still_text(processor: InputProcessor, encoder: Encoder) -> None:
+    text = "\0\x1b[0m\ufffe\U0010ffff\u202e\r\n"
+    assert encoder.decode(submitted(processor.process([generate(text)])[0]).token_ids) == text
+
+
+def test_a_very_long_text_is_refused_with_its_true_length(
+    processor: InputProcessor, encoder: Encoder
+) -> None:
+    text = "all work and no play " * 25_000
+    [ids] = encoder.encode([text], add_special_tokens=True)
+    assert f" {len(ids)} in the prompt" in refusal(processor.process([generate(text)])[0]).message
+
+
+def test_answers_keep_the_order_and_one_bad_question_is_alone(processor: InputProcessor) -> None:
+    def ids_of(answer: Answer) -> Int32s:
+        assert isinstance(answer, Encoded)
+        return answer.token_ids
+
+    prompts = [Prompt(text="a"), Prompt(text="\ud800"), Prompt(token_ids=int32s([9])), Prompt("b")]
+    questions = [Encode(RequestId(str(place)), prompt) for place, prompt in enumerate(prompts)]
+    answers = processor.process(questions)
+    assert [answer.request_id for answer in answers] == list("0123")
+    assert [ids_of(answers[place]) for place in (0, 2, 3)] == [
+        int32s([81]),
+        int32s([9]),
+        int32s([82]),
+    ]
+    refusal(answers[1])
+
+
+def test_encode_and_decode(processor: InputProcessor) -> None:
+    [encoded] = processor.process([Encode(RequestId("r"), Prompt(text="Hello world"))])
+    assert encoded == Encoded(RequestId("r"), int32s([19556, 905]), LIMIT)
+    decode = [Decode(RequestId("r"), int32s(ids)) for ids in ([19556, 905, 2], [], [49152])]
+    whole, empty, bad = processor.process(decode)
+    assert whole == Decoded(RequestId("r"), "Hello world<|im_end|>")
+    assert empty == Decoded(RequestId("r"), "")
+    assert refusal(bad).param == "tokens"
+    empty_text = Encode(RequestId("r"), Prompt(text=""))
+    assert processor.process([empty_text]) == [Encoded(RequestId("r"), int32s(), LIMIT)]
