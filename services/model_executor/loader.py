@@ -50,8 +50,10 @@ def load_model(
         model = _load(settings, info, config, device)
         fix_frequencies(model, info.max_model_len)
         return model, _probe(model)
-    except (Unsupported, ValueError, OSError) as error:
-        reason = " ".join(str(error).split())
+    except (Unsupported, ValueError, KeyError, OSError) as error:
+        # A model without the attention interface looks our implementation's name up.
+        without = isinstance(error, KeyError) and IMPLEMENTATION in error.args
+        reason = "its attention cannot be replaced" if without else " ".join(str(error).split())
         raise StartError(f"--model: {info.model_type} cannot be served: {reason}") from error
 
 
@@ -97,7 +99,9 @@ def _probe(model: Any) -> list[LayerShape]:
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     try:
         forward(model, token, token, token[0], probe)
-    except (TypeError, AttributeError, KeyError, IndexError) as error:
+    except Unsupported:
+        raise
+    except Exception as error:  # a model that cannot run like this may fail in any way
         raise Unsupported(f"{type(error).__name__}: {error}") from error
     config = model.config.get_text_config(decoder=True)
     if len(probe.layers) != config.num_hidden_layers:
