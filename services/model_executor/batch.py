@@ -138,11 +138,13 @@ class PersistentBatch:
         ids = _ints(plan.block_ids)
         if len(ids) and (ids.min() < 0 or ids.max() >= self.limits.num_blocks):
             raise PlanMisfit("a block id outside the cache")
+        if min(plan.block_counts, default=0) < 0:
+            raise PlanMisfit("a negative count of blocks")
         at = 0
         for slot, count in zip(plan.block_slots, plan.block_counts, strict=True):
             self._check_taken(slot)
             first = self._num_blocks[slot]
-            if count < 0 or first + count > self.blocks.shape[1]:
+            if first + count > self.blocks.shape[1]:
                 raise PlanMisfit(f"{first} + {count} blocks in slot {slot}")
             self.blocks[slot, first : first + count] = ids[at : at + count]
             self._num_blocks[slot] += count

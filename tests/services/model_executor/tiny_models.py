@@ -34,11 +34,11 @@ COMMON: dict[str, Any] = {
 }
 
 
-def save(config: Any, path: Path) -> ModelInfo:
+def save(config: Any, path: Path, dtype: torch.dtype = torch.float32) -> ModelInfo:
     """A model with random weights, as a prepared directory."""
     torch.manual_seed(11)
     auto: Any = AutoModelForCausalLM
-    model = auto.from_config(config, dtype=torch.float32)
+    model = auto.from_config(config, dtype=dtype)
     for name, parameter in model.named_parameters():
         if "sinks" in name:
             torch.nn.init.normal_(parameter, std=2.0)
