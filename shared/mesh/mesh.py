@@ -36,7 +36,6 @@ class Mesh:
         self.identity = Identity(service, address.name, Incarnation(secrets.randbits(63)))
         self._address = address
         self._peers: dict[ServiceName, dict[str, Peer]] = {other: {} for other in talks_to}
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._look_now = asyncio.Event()
         self._log = structlog.get_logger("mesh")
         self.registry = CollectorRegistry()
@@ -58,7 +57,12 @@ class Mesh:
     def open(self, handle: Handle, joined: PeerEvent, lost: PeerEvent) -> None:
         """Bind the inbox; raises zmq.ZMQError if the address is taken."""
         self._handle, self._joined, self._lost = handle, joined, lost
-        self._inbox = Inbox(self._context, self._address.bind, self._on_frame)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._inbox = Inbox(self._context, self._address.bind, self._on_frame)
+        except zmq.ZMQError:
+            self._context.destroy(linger=0)
+            raise
 
     def close(self) -> None:
         """Leave the mesh; only after `open`."""
@@ -97,7 +101,8 @@ class Mesh:
                 await self._look(service)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)  # a peer that keeps failing is no busy loop
             try:
-                await asyncio.wait_for(self._look_now.wait(), pause)
+                async with asyncio.timeout(pause):  # wait_for may swallow a cancellation
+                    await self._look_now.wait()
                 pause = LOOK_AGAIN_SECONDS
             except TimeoutError:
                 pause = min(2 * pause, LOOK_AGAIN_MAX_SECONDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ DEFAULT_PORTS = {
     ServiceName.MODEL_EXECUTOR: 7104,
     ServiceName.DETOKENIZER: 7105,
 }
+HOST_PORT = re.compile(r"[^:/\s]+:[1-9][0-9]{0,4}")
 IPC_PATH_LIMIT = 107  # bytes in sockaddr_un.sun_path, less the terminator
 
 
@@ -108,6 +110,8 @@ class MeshAddress:
         port = settings.mesh_port or DEFAULT_PORTS[service]
         resolver = Dns(f".{rest}" if rest else "") if kind == "dns" else _static_list(rest)
         name = f"{_advertised(settings.mesh_host)}:{port}"
+        if isinstance(resolver, StaticList) and name not in resolver.addresses.get(service, ()):
+            raise BadSetting(f"--mesh: this {service} is {name}, which is not in the list")
         return cls(name, f"tcp://{settings.mesh_host}:{port}", resolver)
 
     def leave(self) -> None:
@@ -128,7 +132,7 @@ def _static_list(text: str) -> StaticList:
     addresses: dict[ServiceName, tuple[str, ...]] = {}
     for entry in filter(None, text.split(",")):
         service, _, address = entry.partition("=")
-        if service not in set(ServiceName) or ":" not in address:
+        if service not in set(ServiceName) or not HOST_PORT.fullmatch(address):
             raise BadSetting(f"--mesh: {entry!r} is not SERVICE=HOST:PORT")
         known = addresses.get(ServiceName(service), ())
         addresses[ServiceName(service)] = (*known, address)
