@@ -8,6 +8,7 @@ from services.gateway.errors import ApiError, invalid
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TOOL_ROLES = frozenset({"tool", "function"})
+KNOWN_ROLES = TOOL_ROLES | ROLES.keys()
 TEXT_PARTS = {"text": "text", "refusal": "refusal"}  # part type -> the key that holds its text
 MAX_MESSAGES = 10_000
 
@@ -25,10 +26,10 @@ def _message(at: str, message: Any) -> dict[str, str]:
     if not isinstance(message, dict):
         raise _invalid(at, "must be an object")
     role = message.get("role")
+    if not isinstance(role, str) or role not in KNOWN_ROLES:
+        raise _invalid(f"{at}.role", f"must be one of {', '.join(ROLES)}")
     if role in TOOL_ROLES or message.get("tool_calls") or message.get("function_call"):
         raise _unsupported(at, "tool messages and tool calls are not supported yet")
-    if not isinstance(role, str) or role not in ROLES:
-        raise _invalid(f"{at}.role", f"must be one of {', '.join(ROLES)}")
     if message.get("audio") is not None:
         raise _unsupported(f"{at}.audio", "audio is not supported: this server takes text only")
     known = {"role": ROLES[role], "content": _content(f"{at}.content", message.get("content"))}

@@ -49,6 +49,7 @@ class Collector:
     def __init__(self, size: int, max_lag: int | None = MAX_LAG_CHARS) -> None:
         self.choices = [Choice() for _ in range(size)]
         self.failure: Failure | None = None
+        self.too_slow = False  # the client
         self._max_lag = max_lag
         self._lag = 0
         self._news = asyncio.Event()
@@ -128,6 +129,7 @@ class Collector:
     def _add_lag(self, chars: int) -> None:
         self._lag += chars
         if self._max_lag is not None and self._lag > self._max_lag:
+            self.too_slow = True
             for choice in self.choices:
                 choice.waiting.clear()
             message = f"The client is more than {self._max_lag} characters behind."

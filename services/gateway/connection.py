@@ -15,6 +15,7 @@ from services.gateway.errors import ApiError, ClientLeft, error_body
 from shared.messages import Failure
 
 CLIENT_CLOSED_REQUEST = 499  # as nginx calls it
+BODY_SECONDS = 60.0
 LINGER_SECONDS = 1.0  # that a client may go on sending what nobody will read
 
 T = TypeVar("T")
@@ -28,16 +29,22 @@ class BodyTooLarge(ApiError):
 
 
 async def read_json(request: Request, limit: int) -> bytes:
-    """The body of a JSON request; raises ApiError, BodyTooLarge, ClientDisconnect."""
+    """The body of a JSON request; raises ApiError, ClientDisconnect."""
     _check_type(request)
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise BodyTooLarge(limit)
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise BodyTooLarge(limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise BodyTooLarge(limit)
+    except TimeoutError:
+        message = f"The body did not arrive within {BODY_SECONDS:.0f} seconds."
+        failure = Failure(HTTPStatus.REQUEST_TIMEOUT, message)
+        raise ApiError(failure, {"connection": "close"}) from None
     return bytes(body)
 
 

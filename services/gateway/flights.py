@@ -93,8 +93,7 @@ class Flights:
     def refused(self, message: Refused) -> None:
         sequence = self._known(message.request_id)
         if sequence is not None:
-            self._forget(sequence)
-            sequence.flight.collector.fail(message.failure)
+            self._fail(sequence, message.failure)
 
     def deltas(self, message: Deltas) -> None:
         now = self._last_token_at = time.perf_counter()
@@ -104,6 +103,7 @@ class Flights:
             if sequence is not None:
                 self._measure_tokens(sequence, tokens, now)
                 sequence.flight.collector.add(sequence.index, offset, text, tokens)
+                self._close_failed(sequence.flight)
         for finished in message.finished:
             sequence = self._known(finished.request_id)
             if sequence is not None:
@@ -121,6 +121,8 @@ class Flights:
         if service is ServiceName.TOKENIZER:
             self._outstanding.forget(name)
         for sequence in list(self._sequences.values()):
+            if sequence.request_id not in self._sequences:
+                continue  # went with another of its request
             if sequence.stage is Stage.SENT and self._may_be_at(sequence, service, name):
                 self._abort(sequence, f"{service} lost")
                 self._relaunch(sequence)
@@ -130,6 +132,7 @@ class Flights:
             ):
                 failure = unavailable_failure(f"The {service} of this request was lost.")
                 sequence.flight.collector.fail(failure)
+                self._close_failed(sequence.flight)
 
     def _may_be_at(self, sequence: Sequence, service: ServiceName, name: str) -> bool:
         if service is ServiceName.SCHEDULER:  # the tokenizer chose it, and has not told us
@@ -139,6 +142,8 @@ class Flights:
     # --- one sequence
 
     def _launch(self, sequence: Sequence) -> None:
+        if sequence.request_id not in self._sequences:
+            return  # went with another of its request
         detokenizer = detokenizer_of(sequence.request_id, self._link.peers(ServiceName.DETOKENIZER))
         if detokenizer is None or not self._link.peers(ServiceName.SCHEDULER):
             self._fail(sequence, unavailable_failure("A service of the mesh is missing."))
@@ -164,13 +169,14 @@ class Flights:
         loop.call_later(TOKENIZER_WAIT_SECONDS, self._give_up_waiting, sequence)
 
     def _relaunch(self, sequence: Sequence) -> None:
-        if sequence.launches >= MAX_LAUNCHES:
-            message = f"This request was lost {sequence.launches} times with a service."
-            sequence.flight.collector.fail(fault(message))
-            return
         sequence.request_id = new_request_id()
         self._sequences[sequence.request_id] = sequence
-        self._launch(sequence)
+        if sequence.launches >= MAX_LAUNCHES:
+            sequence.stage = Stage.HELD
+            message = f"This request was lost {sequence.launches} times with a service."
+            self._fail(sequence, fault(message))
+        else:
+            self._launch(sequence)
 
     def _give_up_waiting(self, sequence: Sequence) -> None:
         if sequence.stage is Stage.WAITING and sequence.request_id in self._sequences:
@@ -179,6 +185,12 @@ class Flights:
     def _fail(self, sequence: Sequence, failure: Failure) -> None:
         self._forget(sequence)
         sequence.flight.collector.fail(failure)
+        self._close_failed(sequence.flight)
+
+    def _close_failed(self, flight: Flight) -> None:
+        """Not left to the client's side, which may be waiting for its client."""
+        if flight.collector.failure is not None:
+            self.close(flight, "client too slow" if flight.collector.too_slow else "server")
 
     def _end(self, sequence: Sequence, finished: Finished, now: float) -> None:
         self._forget(sequence)
@@ -186,6 +198,7 @@ class Flights:
         if sequence.flight.measured:
             self._metrics.ended(finished.reason)
             self._metrics.latency.observe(now - sequence.flight.arrived)
+        self._close_failed(sequence.flight)
 
     def _abort(self, sequence: Sequence, reason: str) -> None:
         """Tell everyone who may know of this launch."""

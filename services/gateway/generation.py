@@ -36,30 +36,36 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.perf_counter()
-        request = Request(scope, receive)
+        request_id = scope.get("headrace.request_id")
         try:
-            wanted = await self._read(request)
+            wanted = await self._read(Request(scope, receive))
             flight = self._parts.take_off(wanted, arrived)
         except ApiError as error:
-            self._parts.metrics.refused(error.failure.status)
+            self._refused(error, request_id)
             raise
         exchange = _Exchange(wanted, flight, self._shape(wanted), send)
-        reason = "server"
         try:
             await unless_client_leaves(receive, exchange.run(scope, receive))
         except ClientLeft:
-            reason = "client closed"
+            exchange.client_left = True
         except ApiError as error:  # before the first byte
             exchange.failed = error
             self._parts.metrics.refused(error.failure.status)
             raise
         finally:
-            self._parts.flights.close(flight, reason)
-            self._parts.log.info(
-                "request",
-                request_id=scope.get("headrace.request_id"),
-                **exchange.summary(aborted=reason if not exchange.complete else None),
-            )
+            self._parts.flights.close(flight, exchange.abort_reason)
+            self._parts.log.info("request", request_id=request_id, **exchange.summary())
+
+    def _refused(self, error: ApiError, request_id: str | None) -> None:
+        failure = error.failure
+        self._parts.metrics.refused(failure.status)
+        self._parts.log.info(
+            "request refused",
+            request_id=request_id,
+            status=int(failure.status),
+            param=failure.param,
+            code=failure.code,
+        )
 
     async def _read(self, request: Request) -> GenerationRequest:
         parts = self._parts
@@ -83,6 +89,7 @@ class _Exchange:
         self._shape = shape
         self._send = send
         self.failed: ApiError | None = None
+        self.client_left = False
         self.complete = False
 
     async def run(self, scope: Scope, receive: Receive) -> None:
@@ -131,14 +138,21 @@ class _Exchange:
         if body or last:
             await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
-    def summary(self, aborted: str | None) -> dict[str, Any]:
+    @property
+    def abort_reason(self) -> str:
+        """Why whatever still runs is not wanted any more."""
+        if self.client_left:
+            return "client closed"
+        return "client too slow" if self._collector.too_slow else "server"
+
+    def summary(self) -> dict[str, Any]:
         """What the log says of the exchange: no text of prompts or answers."""
         now = time.perf_counter()
         arrived, first = self._flight.arrived, self._flight.first_token_at
         finishes = [choice.finished for choice in self._collector.choices]
         known: dict[str, Any] = {
             "id": self._shape.id,
-            "status": self.failed.failure.status if self.failed else 200,
+            "status": int(self.failed.failure.status) if self.failed else 200,
             "stream": self._request.stream,
             "finish": [FINISH_REASONS[one.reason] if one else None for one in finishes],
             **usage_of(self._request, self._collector.choices),
@@ -147,6 +161,6 @@ class _Exchange:
         }
         if self.failed:
             known["error"] = self.failed.failure.message
-        if aborted:
-            known["aborted"] = aborted
+        if not self.complete:
+            known["aborted"] = self.abort_reason
         return known

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import socket
+import sys
 from collections.abc import Iterator
 
 import structlog
@@ -17,6 +18,7 @@ from shared.settings import Settings
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # more than the idle times of clients and balancers, so that they close
+STALL_SECONDS = 120  # without the client taking anything, or being there at all: then it is cut off
 STOP_SECONDS = 1  # for answers still being written when the drain has ended
 
 
@@ -25,6 +27,8 @@ class HttpServer:
 
     def __init__(self, app: ASGIApp, sockets: list[socket.socket]) -> None:
         self._sockets = sockets
+        for one in sockets:
+            _bound_stalls(one)
         config = Config(
             app,
             loop="none",
@@ -89,7 +93,8 @@ def listening_sockets(settings: Settings) -> list[socket.socket]:
 
 
 def _bound(family: int, address: tuple[str | int, ...]) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio switches Nagle's delay off only where it sees that the protocol is TCP.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
@@ -97,6 +102,14 @@ def _bound(family: int, address: tuple[str | int, ...]) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def _bound_stalls(listener: socket.socket) -> None:
+    """Connections inherit these; the system ends those that the other side has forsaken."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, STALL_SECONDS // 2)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_SECONDS * 1000)
 
 
 def urls(sockets: list[socket.socket]) -> list[str]:

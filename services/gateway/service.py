@@ -106,6 +106,10 @@ class GatewayService(Service):
         self._flights.lost(service, name)
 
     @property
+    def seconds_since_last_token(self) -> float | None:
+        return self._flights.seconds_since_last_token
+
+    @property
     def busy(self) -> bool:
         return self._server is not None and self._server.busy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +26,7 @@ CREDIT = Credit(max_num_seqs=8, max_queue=8, running=0, waiting=0)
 MODEL = "tiny"
 
 Kind = TypeVar("Kind")
+Value = TypeVar("Value")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -200,6 +201,17 @@ async def scripted_mesh() -> AsyncIterator[ScriptedMesh]:
         mesh = ScriptedMesh(directory)
         async with mesh.exits:
             yield mesh
+
+
+@asynccontextmanager
+async def background(work: Coroutine[Any, Any, Value]) -> AsyncIterator[asyncio.Task[Value]]:
+    """Let something go on while the test plays the mesh; it ends with the block at the latest."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def events_of(body: str) -> list[Any]:

@@ -1,0 +1,282 @@
+"""Bodies of requests: what is refused and how it is named, and what is made of the rest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.completion_create_params import CompletionCreateParamsBase
+
+from services.gateway.errors import ApiError, error_body
+from services.gateway.fields import HARMLESS, UNSUPPORTED, unknown_fields
+from services.gateway.prompts import read_prompts
+from services.gateway.protocol import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    GenerationRequest,
+    TokenizeBody,
+    parse,
+)
+from shared.messages import Prompt
+from shared.types import int32s
+
+VOCAB_SIZE = 1000
+DRAWN_SEED = 77
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def read(kind: type[GenerationBody], body: Any) -> GenerationRequest:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return parse(kind, raw).to_request("m", VOCAB_SIZE, lambda: DRAWN_SEED)
+
+
+def completion(**fields: Any) -> GenerationRequest:
+    return read(CompletionBody, {"prompt": "hi", **fields})
+
+
+def chat(**fields: Any) -> GenerationRequest:
+    return read(ChatBody, {"messages": CHAT, **fields})
+
+
+def refusal(kind: type[GenerationBody], body: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        read(kind, body)
+    assert caught.value.failure.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize("kind", [CompletionBody, ChatBody, TokenizeBody, DetokenizeBody])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        *(b"", b"{", b"5", b"null", b"true", b'"x"', b"[]", b"\xef\xbb\xbf{}", b"\xff\xfe{}"),
+        *(b"[" * 200_000, b'{"a":' * 200_000, b'{"prompt":"\\ud800"}', b'{"prompt":"a\x00"}'),
+        b'{"max_tokens":' + b"9" * 5000 + b"}",
+    ],
+)
+def test_what_is_no_json_object_is_refused(kind: type[GenerationBody], raw: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(kind, raw)
+    assert caught.value.failure.status == 400
+    assert len(caught.value.failure.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [(CompletionBody, "prompt"), (ChatBody, "messages"), (DetokenizeBody, "tokens")],
+)
+def test_a_missing_field_is_named(kind: type[GenerationBody], field: str) -> None:
+    for raw in (b"{}", json.dumps({field: None}).encode()):
+        with pytest.raises(ApiError) as caught:
+            parse(kind, raw)
+        assert caught.value.failure.param == field
+
+
+BAD_VALUES: dict[str, list[Any]] = {
+    "max_tokens": [0, -1, "5", 1.5, 1e30, 5.0, True, [], 2**31],
+    "temperature": [-0.1, 2.1, "1", True, float("nan"), float("inf")],
+    "top_p": [0, -1, 1.1, "1", float("nan")],
+    "top_k": [-2, 1.5, "5", True],
+    "min_p": [-0.1, 1.1],
+    "seed": [2**63, -(2**63) - 1, "a", 1.5, True],
+    "n": [0, -1, 129, "2", 1.0, True],
+    "best_of": [2, "1"],
+    "stop": ["", [""], ["a", ""], [5], 5, {}, ["x"] * 17, "x" * 1025],
+    "stop_token_ids": [[99999999], [-1], ["a"], [[]], [True], 5, [10**30]],
+    "min_tokens": [-1, "1", 17],
+    "stream": ["yes", 1, 0],
+    "stream_options": [{}, {"include_usage": True}, []],
+    "model": [5, [], {}],
+    "ignore_eos": ["true", 1],
+}
+
+
+@pytest.mark.parametrize("field", BAD_VALUES)
+def test_bad_values_are_refused_by_name(field: str) -> None:
+    for value in BAD_VALUES[field]:
+        error = refusal(CompletionBody, {"prompt": "hi", field: value})
+        assert error.failure.param == field, value
+        assert field in error.failure.message
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *([1, 2, 99999999], [-1], [5279552648203111001], [1.5], [True], [[1], []], [[1], [True]]),
+        *([], [[]], ["a", 1], [1, "a"], {}, 5, [None], [[1], "a"], [[[1]]], ["a"] * 4097),
+    ],
+)
+def test_bad_prompts_are_refused(prompt: Any) -> None:
+    assert refusal(CompletionBody, {"prompt": prompt}).failure.param == "prompt"
+
+
+def test_defaults() -> None:
+    request = completion()
+    assert request.prompts == [Prompt(text="hi")]
+    assert (request.n, request.stream, request.include_usage) == (1, False, False)
+    params = request.params
+    assert params.max_tokens == 16
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (params.seed, params.stop, list(params.stop_token_ids)) == (DRAWN_SEED, [], [])
+    assert chat().params.max_tokens is None
+
+
+def test_fields_arrive() -> None:
+    params = completion(
+        max_tokens=20,
+        min_tokens=2,
+        temperature=0,
+        top_p=0.5,
+        top_k=7,
+        min_p=0.25,
+        seed=5,
+        stop="x",
+        stop_token_ids=[3],
+        ignore_eos=True,
+        skip_special_tokens=False,
+        include_stop_str_in_output=True,
+    ).params
+    assert (params.max_tokens, params.min_tokens, params.temperature) == (20, 2, 0.0)
+    assert (params.top_p, params.top_k, params.min_p, params.seed) == (0.5, 7, 0.25, 5)
+    assert (params.stop, list(params.stop_token_ids), params.ignore_eos) == (["x"], [3], True)
+    assert (params.skip_special_tokens, params.include_stop_str_in_output) == (False, True)
+    assert completion(top_k=-1).params.top_k == 0
+
+
+def test_prompt_forms() -> None:
+    assert completion(prompt=["a", "b"]).prompts == [Prompt(text="a"), Prompt(text="b")]
+    assert completion(prompt=[1, 2]).prompts == [Prompt(token_ids=int32s([1, 2]))]
+    assert completion(prompt=[[1], [2]]).prompts == [
+        Prompt(token_ids=int32s([1])),
+        Prompt(token_ids=int32s([2])),
+    ]
+    assert completion(prompt="\x00").prompts == [Prompt(text="\x00")]
+    assert not completion(add_special_tokens=False).prompts[0].add_special_tokens
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=2),
+    )
+)
+def test_a_prompt_of_any_form_is_taken_or_refused(value: Any) -> None:
+    try:
+        prompts = read_prompts(value, VOCAB_SIZE, add_special_tokens=True)
+    except ApiError as error:
+        assert error.failure.param == "prompt"
+    else:
+        assert prompts
+
+
+def test_chat_limits() -> None:
+    assert chat(max_tokens=5).params.max_tokens == 5
+    assert chat(max_completion_tokens=6).params.max_tokens == 6
+    assert chat(max_tokens=5, max_completion_tokens=6).params.max_tokens == 6
+    assert refusal(ChatBody, {"messages": CHAT, "max_completion_tokens": 0})
+
+
+def test_chat_prompt() -> None:
+    prompt = chat().prompts[0]
+    assert prompt.chat is not None
+    assert json.loads(prompt.chat) == {
+        "messages": CHAT,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+    }
+    assert not prompt.add_special_tokens
+    error = refusal(ChatBody, {"messages": CHAT, "continue_final_message": True})
+    assert error.failure.param == "continue_final_message"
+    continued = chat(continue_final_message=True, add_generation_prompt=False).prompts[0]
+    assert continued.chat is not None
+    assert json.loads(continued.chat)["continue_final_message"]
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.integers(1, 128))
+def test_seeds(seed: int, n: int) -> None:
+    request = completion(seed=seed, n=n)
+    seeds = [request.params_of(sample).seed for sample in range(n)]
+    assert len(set(seeds)) == n
+    assert all(0 <= one < 2**63 for one in seeds)
+    first = DRAWN_SEED if seed == -1 else seed % 2**63
+    assert seeds == [(first + sample) % 2**63 for sample in range(n)]
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_unsupported_fields_are_refused_unless_neutral(name: str) -> None:
+    for neutral in (None, *UNSUPPORTED[name]):
+        assert completion(**{name: neutral}) == completion()
+    for asking in (5, "x", [1], {"a": 1}, True if False in UNSUPPORTED[name] else 0.5):
+        error = refusal(CompletionBody, {"prompt": "hi", name: asking})
+        assert (error.failure.param, error.failure.code) == (name, "unsupported_parameter")
+        assert name in error.failure.message
+
+
+def test_neutral_values_are_told_apart_by_type() -> None:
+    """`logprobs: 0` asks for the chosen token's; it only compares equal to false."""
+    assert refusal(CompletionBody, {"prompt": "hi", "logprobs": 0}).failure.param == "logprobs"
+    assert refusal(CompletionBody, {"prompt": "hi", "echo": 0}).failure.param == "echo"
+
+
+@pytest.mark.parametrize(
+    ("kind", "required", "params"),
+    [
+        (CompletionBody, {"prompt": "hi"}, CompletionCreateParamsBase),
+        (ChatBody, {"messages": CHAT}, chat_params.CompletionCreateParamsBase),
+    ],
+)
+def test_every_field_of_the_official_client_is_known(
+    kind: type[GenerationBody], required: dict[str, Any], params: type
+) -> None:
+    for name in {*get_type_hints(params), "stream"} - required.keys():
+        known = {*kind.model_fields, *UNSUPPORTED, *HARMLESS}
+        assert name in known, f"{name} is neither served, refused nor known to be harmless"
+        assert read(kind, {**required, name: None}) == read(kind, required)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    body = parse(CompletionBody, b'{"prompt":"hi","frobnicate":{"a":1},"user":"me","echo":false}')
+    assert unknown_fields(body.extra) == ["frobnicate"]
+
+
+def test_refusals_are_short() -> None:
+    part = {"type": "text", "text": 5}
+    bodies: list[tuple[type[GenerationBody], dict[str, Any]]] = [
+        (ChatBody, {"messages": [{"role": "user", "content": [part] * 5000}]}),
+        (ChatBody, {"messages": [5] * 500_000}),
+        (CompletionBody, {"prompt": ["a", 5] * 200_000}),
+        (CompletionBody, {"prompt": "a", "stop": [5] * 500_000}),
+        (CompletionBody, {"prompt": "a", "stop_token_ids": ["a"] * 500_000}),
+        (CompletionBody, {"prompt": "a", "model": "x" * 1_000_000, "n": "y" * 1_000_000}),
+    ]
+    for kind, body in bodies:
+        raw = json.dumps(body).encode()
+        error = refusal(kind, raw)
+        assert len(json.dumps(error_body(error.failure))) < 3000
+
+
+def test_several_faults_are_told_together_but_not_all() -> None:
+    message = refusal(CompletionBody, {"n": 0, "seed": "a", "top_p": 7, "stop": 5}).failure.message
+    assert "n:" in message
+    assert "and 2 more" in message
+
+
+def test_tokenize_bodies() -> None:
+    def prompt(**body: Any) -> Prompt:
+        return parse(TokenizeBody, json.dumps(body).encode()).to_prompt()
+
+    assert prompt(prompt="a") == Prompt(text="a", add_special_tokens=True)
+    assert prompt(prompt="a", add_special_tokens=False) == Prompt("a", add_special_tokens=False)
+    chatted = prompt(messages=CHAT, add_generation_prompt=False)
+    assert chatted.chat is not None
+    assert not chatted.add_special_tokens
+    assert json.loads(chatted.chat)["add_generation_prompt"] is False
+    for body in ({}, {"prompt": "a", "messages": CHAT}):
+        with pytest.raises(ApiError):
+            prompt(**body)
