@@ -132,10 +132,23 @@ class Mesh:
         return Peer(self._context, endpoint, on_joined, on_ended)
 
     def _lose(self, service: ServiceName, name: str, reason: str) -> None:
+        self._unlink(service, name, reason)
+        self._lost(service, name)
+
+    def _unlink(self, service: ServiceName, name: str, reason: str) -> None:
         self._peers[service].pop(name).close()
         self._log.info("peer lost", peer=name, reason=reason)
         self._look_now.set()
-        asyncio.get_running_loop().call_soon(self._lost, service, name)  # not amid a send
+
+    def _note_life(self, sender: Identity) -> None:
+        """Another incarnation under a peer's name: our link still leads to the former one."""
+        peer = self._peers.get(sender.service, {}).get(sender.name)
+        if peer is None or not peer.live or peer.incarnation == sender.incarnation:
+            return
+        if peer.incarnation is None:
+            peer.incarnation = sender.incarnation
+        else:
+            self._lose(sender.service, sender.name, "restarted")
 
     def _push(self, service: ServiceName, name: str, frame: bytes) -> bool:
         peer = self._peers.get(service, {}).get(name)
@@ -146,7 +159,8 @@ class Mesh:
             return True
         elif peer is not None and peer.live:
             # Dropping one message of a stream would corrupt it: give up the whole link instead.
-            self._lose(service, name, "queue full or broken")
+            self._unlink(service, name, "queue full or broken")
+            asyncio.get_running_loop().call_soon(self._lost, service, name)  # not amid a send
         self._undelivered.inc()
         return False
 
@@ -158,4 +172,5 @@ class Mesh:
             self._bad.inc()
             self._log.warning("bad frame dropped", reason=str(error), bytes=len(frame))
             return
+        self._note_life(sender)
         self._handle(message, sender)

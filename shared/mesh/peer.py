@@ -8,6 +8,8 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from shared.types import Incarnation
+
 HIGH_WATER_MARK = 8192  # frames; a peer that lets this many lie is as good as dead
 NO_RECONNECT = -1  # ZeroMQ would hand what is queued for the former life to the next one
 CONNECT_TIMEOUT_MS = 5000
@@ -29,6 +31,7 @@ class Peer:
         on_ended: Callable[[bool], None],  # told whether it had joined
     ) -> None:
         self.live = False
+        self.incarnation: Incarnation | None = None  # who speaks under its name, once it has
         self._on_joined = on_joined
         self._on_ended = on_ended
         self._socket = context.socket(zmq.PUSH)

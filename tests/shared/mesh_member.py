@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+
+import zmq
 
 from shared.codec import Identity
 from shared.mesh import Mesh, MeshAddress
@@ -87,6 +89,16 @@ class TcpMembers:
         port = self._ports[service][index]
         settings = Settings(mesh=self._mesh, mesh_port=port, allow_plain_tcp=True)
         return Member(MeshAddress.from_settings(service, settings), service, *talks_to)
+
+
+@contextmanager
+def raw_push(directory: Path, name: str) -> Iterator[zmq.Socket[bytes]]:
+    """A socket that can say anything to the inbox of this instance."""
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        push.set(zmq.LINGER, 0)
+        push.set(zmq.RECONNECT_IVL, -1)
+        push.connect(f"ipc://{directory}/{name}.sock")
+        yield push
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -6,12 +6,15 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import zmq
-from mesh_member import PATIENCE, IpcMembers, Member, TcpMembers, until
+from mesh_member import PATIENCE, IpcMembers, Member, TcpMembers, raw_push, until
 
-from shared.types import ServiceName
+from shared.codec import encode
+from shared.messages import Abort
+from shared.types import Incarnation, RequestId, ServiceName
 
 GATEWAY, TOKENIZER, SCHEDULER = ServiceName.GATEWAY, ServiceName.TOKENIZER, ServiceName.SCHEDULER
 
@@ -123,6 +126,26 @@ async def test_what_was_meant_for_a_former_life_dies_with_it(members: Members) -
             assert gateway.tell(next_life, "hello")
             await until(lambda: next_life.heard)
             assert next_life.heard == ["hello"]
+
+
+async def test_the_voice_of_a_next_life_ends_the_link_to_the_former(
+    ipc_members: IpcMembers,
+) -> None:
+    """A host that vanished closes no connection; its successor may speak before that is seen."""
+    gateway, tokenizer = ipc_members(GATEWAY, TOKENIZER), ipc_members(TOKENIZER, GATEWAY)
+    next_life = replace(tokenizer.mesh.identity, incarnation=Incarnation(1))
+    story: list[str] = []
+    gateway.on_heard = lambda: story.append(f"heard after {len(gateway.events)} events")
+    async with gateway.present(), tokenizer.present():
+        await until(lambda: gateway.sees(tokenizer) and tokenizer.sees(gateway))
+        tokenizer.tell(gateway, "old")
+        await until(lambda: gateway.heard == ["old"])
+        with raw_push(ipc_members.directory, gateway.name) as push:
+            push.send(encode(Abort(RequestId("new"), ""), next_life))
+            await until(lambda: gateway.heard == ["old", "new"])
+            assert story == ["heard after 1 events", "heard after 2 events"]
+            assert gateway.events[1] == ("lost", tokenizer.name)
+            await until(lambda: gateway.events[2:] == [("joined", tokenizer.name)])
 
 
 async def test_closing_gives_back_all_descriptors(members: Members) -> None:

@@ -10,13 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import zmq
-from mesh_member import IpcMembers, Member, until
+from mesh_member import IpcMembers, Member, raw_push, until
 
 from shared.codec import MAX_FRAME_BYTES, encode
 from shared.mesh import inbox, peer
@@ -29,16 +26,6 @@ CAPACITY = inbox.HIGH_WATER_MARK + peer.HIGH_WATER_MARK  # frames
 
 def numbers(count: int) -> list[str]:
     return [str(number) for number in range(count)]
-
-
-@contextmanager
-def raw_push(directory: Path, name: str) -> Iterator[zmq.Socket[bytes]]:
-    """A socket that can say anything to the inbox of this instance."""
-    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
-        push.set(zmq.LINGER, 0)
-        push.set(zmq.RECONNECT_IVL, -1)
-        push.connect(f"ipc://{directory}/{name}.sock")
-        yield push
 
 
 async def test_a_burst_reaches_a_slow_loop_whole_and_in_order(ipc_members: IpcMembers) -> None:
