@@ -91,7 +91,7 @@ class Stations:
 
     def service(self, kind: type[Service], **settings: Any) -> Service:
         """A service that does not run yet."""
-        own = self._settings(model=str(self._model), **settings)
+        own = self._settings(**{"model": str(self._model), **settings})
         mesh = Mesh(kind.service, MeshAddress.from_settings(kind.service, own), kind.talks_to)
         return kind(own, mesh)
 

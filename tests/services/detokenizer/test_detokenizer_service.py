@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tokenizers import Tokenizer
+
+from services.detokenizer.service import DetokenizerService
+from shared.messages import (
+    Abort,
+    Accepted,
+    Deltas,
+    Finished,
+    MetricsReply,
+    MetricsRequest,
+    Open,
+    StepResult,
+)
+from shared.sampling import SamplingParams
+from shared.settings import BadSetting
+from shared.types import FinishReason, Handle, RequestId, ServiceName, int32s
+
+if TYPE_CHECKING:
+    from tests.conftest import Station, Stations
+
+GATEWAY, SCHEDULER, EXECUTOR, DETOKENIZER = (
+    ServiceName.GATEWAY,
+    ServiceName.SCHEDULER,
+    ServiceName.MODEL_EXECUTOR,
+    ServiceName.DETOKENIZER,
+)
+REQUEST = RequestId("r")
+
+
+def opened(gateway: str = "gateway.0", stop: str = "Never") -> Open:
+    params = SamplingParams(seed=1, max_tokens=100, stop=[stop])
+    return Open(REQUEST, Handle(1), gateway, int32s([1]), params)
+
+
+def step(scheduler: Station, place: int, token: int, finish: FinishReason) -> StepResult:
+    epoch = scheduler.mesh.identity.incarnation
+    columns = int32s([1]), int32s([1 + place]), int32s([token]), bytes([finish])
+    return StepResult(epoch, place, *columns)
+
+
+@pytest.fixture
+def hello(model_dir: Path) -> list[int]:
+    ids: list[int] = Tokenizer.from_file(str(model_dir / "tokenizer.json")).encode("Hi you!").ids
+    return ids
+
+
+async def test_tokens_in_text_out(stations: Stations, hello: list[int]) -> None:
+    service = await stations.serve(DetokenizerService)
+    gateway = await stations.station(GATEWAY)
+    scheduler = await stations.station(SCHEDULER)
+    executor = await stations.station(EXECUTOR)
+    await stations.linked(service, gateway, scheduler)
+    await stations.linked(executor, service)
+    scheduler.say(DETOKENIZER, opened())
+    assert await gateway.next(Accepted) == Accepted(REQUEST, 1, "scheduler.0")
+    text = ""
+    for place, token in enumerate(hello):
+        last = place == len(hello) - 1
+        finish = FinishReason.LENGTH if last else FinishReason.NONE
+        executor.say(DETOKENIZER, step(scheduler, place, token, finish))
+        deltas = await gateway.next(Deltas)
+        text += deltas.texts[0]
+        assert list(deltas.token_counts) == [place + 1]
+    assert text == "Hi you!"
+    assert deltas.finished == [Finished(REQUEST, FinishReason.LENGTH, len(hello))]
+    assert not service.busy
+    gateway.say(DETOKENIZER, MetricsRequest(RequestId("m")))
+    exposition = (await gateway.next(MetricsReply)).exposition
+    assert f"headrace_detokenizer_tokens_total {len(hello)}.0" in exposition
+
+
+async def test_a_stop_string_reaches_gateway_and_scheduler(
+    stations: Stations, hello: list[int]
+) -> None:
+    service = await stations.serve(DetokenizerService)
+    gateway = await stations.station(GATEWAY)
+    scheduler = await stations.station(SCHEDULER)
+    await stations.linked(service, gateway, scheduler)
+    scheduler.say(DETOKENIZER, opened(stop="Hi"), step(scheduler, 0, hello[0], FinishReason.NONE))
+    await gateway.next(Accepted)
+    assert (await gateway.next(Deltas)).finished[0].stop_reason == "Hi"
+    assert (await scheduler.next(Abort)).request_id == REQUEST
+
+
+async def test_what_a_gateway_is_told_before_it_is_linked_reaches_it(
+    stations: Stations, hello: list[int]
+) -> None:
+    service = await stations.serve(DetokenizerService)
+    scheduler = await stations.station(SCHEDULER)
+    await stations.linked(service, scheduler)
+    scheduler.say(DETOKENIZER, opened(), step(scheduler, 0, hello[0], FinishReason.LENGTH))
+    gateway = await stations.station(GATEWAY)
+    await gateway.next(Accepted)
+    assert (await gateway.next(Deltas)).texts == ["Hi"]
+
+
+async def test_lost_peers_end_what_went_through_them(stations: Stations) -> None:
+    service = await stations.serve(DetokenizerService)
+    gateway = await stations.station(GATEWAY)
+    scheduler = await stations.station(SCHEDULER)
+    await stations.linked(service, gateway, scheduler)
+    scheduler.say(DETOKENIZER, opened())
+    await gateway.next(Accepted)
+    service.peer_lost(SCHEDULER, scheduler.name)
+    [end] = (await gateway.next(Deltas)).finished
+    assert end.failure is not None and end.failure.status == 503
+    scheduler.say(DETOKENIZER, opened())
+    await gateway.next(Accepted)
+    service.peer_lost(GATEWAY, gateway.name)
+    assert (await scheduler.next(Abort)).request_id == REQUEST
+    assert not service.busy
+
+
+async def test_an_abort_ends_a_request_without_an_answer(stations: Stations) -> None:
+    service = await stations.serve(DetokenizerService)
+    gateway = await stations.station(GATEWAY)
+    scheduler = await stations.station(SCHEDULER)
+    await stations.linked(service, gateway, scheduler)
+    scheduler.say(DETOKENIZER, opened())
+    await gateway.next(Accepted)
+    gateway.say(DETOKENIZER, Abort(REQUEST, "left"), MetricsRequest(RequestId("m")))
+    await gateway.next(MetricsReply)  # and nothing before it
+    assert not service.busy
+
+
+async def test_a_model_without_a_tokenizer_is_a_bad_setting(
+    stations: Stations, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(BadSetting, match=r"tokenizer\.json"):
+        stations.service(DetokenizerService, model=str(tmp_path))

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from services.detokenizer import early
+from services.detokenizer.early import EarlyAborts, EarlyTokens, Row
+from shared.types import Handle, Incarnation, RequestId
+
+EPOCH, OTHER = Incarnation(1), Incarnation(2)
+
+
+def test_tokens_wait_for_their_own_request_in_order() -> None:
+    tokens = EarlyTokens()
+    rows = [Row(place, 10 + place, 0) for place in range(3)]
+    for row in rows:
+        tokens.keep(EPOCH, Handle(1), row)
+        tokens.keep(OTHER, Handle(1), Row(0, 99, 0))
+    assert tokens.claim(EPOCH, Handle(2)) == []
+    assert tokens.claim(EPOCH, Handle(1)) == rows
+    assert tokens.claim(EPOCH, Handle(1)) == []
+    assert tokens.size == 3
+
+
+def test_tokens_are_bounded_and_the_oldest_request_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "MAX_TOKENS", 3)
+    tokens = EarlyTokens()
+    handles = [1, 1, 2, 3]
+    dropped = [tokens.keep(EPOCH, Handle(one), Row(0, 0, 0)) for one in handles]
+    assert dropped == [0, 0, 0, 2]
+    assert tokens.size == 2
+    assert tokens.claim(EPOCH, Handle(1)) == []
+    assert len(tokens.claim(EPOCH, Handle(2))) == 1
+
+
+def test_aborts_are_claimed_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "MAX_ABORTS", 2)
+    aborts = EarlyAborts()
+    for name in "abc":
+        aborts.keep(RequestId(name))
+    claimed = [aborts.claim(RequestId(name)) for name in "abccd"]
+    assert claimed == [False, True, True, False, False]
