@@ -56,12 +56,18 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> list[PagedKV]:
-    """The cache of each layer, with its null block behind the others."""
+    """The cache of each layer, with its null block behind the others.
 
-    def zeros(heads: int, dim: int) -> torch.Tensor:
-        return torch.zeros(heads, num_blocks + 1, block_size, dim, dtype=dtype, device=device)
+    Only the null block is filled: touching gigabytes at the start would take seconds, and whoever
+    begins a block clears it.
+    """
+
+    def empty(heads: int, dim: int) -> torch.Tensor:
+        cache = torch.empty(heads, num_blocks + 1, block_size, dim, dtype=dtype, device=device)
+        cache[:, num_blocks] = 0
+        return cache
 
     return [
-        PagedKV(zeros(layer.kv_heads, layer.key_dim), zeros(layer.kv_heads, layer.value_dim))
+        PagedKV(empty(layer.kv_heads, layer.key_dim), empty(layer.kv_heads, layer.value_dim))
         for layer in layers
     ]
