@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from services.model_executor.results import StepOutput
-from shared.messages import Announce, EnteringSequence, Plan
+from shared.messages import Announce, EnteringSequence, Plan, StepResult
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, Handle, int32s
 
@@ -99,8 +99,10 @@ class PlanMaker:
         return plan
 
     def take(self, output: StepOutput) -> None:
+        self.take_result(output.scheduler)
+
+    def take_result(self, result: StepResult) -> None:
         """Note the tokens; retire what finished."""
-        result = output.scheduler
         assert result.step == self.step
         by_handle = {sequence.handle: sequence for sequence in self.running.values()}
         for handle, position, token, finish in zip(
