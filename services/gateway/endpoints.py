@@ -62,11 +62,12 @@ class Endpoints:
     async def health(self, request: Request) -> Response:
         """200 while every service that was ever seen is still there; waits for nothing."""
         missing = self._parts.readiness.missing
+        age = self._parts.flights.seconds_since_last_token
         content = {
             "status": "unhealthy" if missing else "ok",
             "missing": missing,
             "in_flight": len(self._parts.flights),
-            "seconds_since_last_token": self._parts.flights.seconds_since_last_token,
+            "seconds_since_last_token": None if age is None else round(age, 3),
         }
         return _state(content, f"Lost: {', '.join(missing)}." if missing else None)
 

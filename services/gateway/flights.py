@@ -47,7 +47,7 @@ class Flights:
     @property
     def seconds_since_last_token(self) -> float | None:
         at = self._last_token_at
-        return None if at is None else round(time.perf_counter() - at, 3)
+        return None if at is None else time.perf_counter() - at
 
     # --- the HTTP side
 
@@ -74,6 +74,12 @@ class Flights:
                 self._abort(sequence, reason)
                 if flight.measured:
                     self._metrics.ended(FinishReason.ABORT)
+
+    def end_all(self, failure: Failure) -> None:
+        """Fail every request that is still going on."""
+        for flight in {sequence.flight for sequence in self._sequences.values()}:
+            flight.collector.fail(failure)
+            self._close_failed(flight)
 
     # --- messages
 

@@ -26,17 +26,23 @@ LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\
 
 
 def dump(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """JSON that holds no line end of any kind."""
+    return _one_line(
+        json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    )
 
 
 def quote(text: str) -> str:
-    """The text as a JSON string that holds no line end of any kind."""
-    quoted: str = encode_basestring(text)
-    return quoted if quoted.isascii() else quoted.translate(LINE_ENDS)
+    """`dump` for a text, quicker."""
+    return _one_line(encode_basestring(text))
+
+
+def _one_line(content: str) -> str:
+    return content if content.isascii() else content.translate(LINE_ENDS)
 
 
 def error_event(failure: Failure) -> bytes:
-    return f"data: {dump(error_body(failure)).translate(LINE_ENDS)}\n\n".encode()
+    return f"data: {dump(error_body(failure))}\n\n".encode()
 
 
 def usage_of(request: GenerationRequest, choices: list[Choice]) -> dict[str, int]:

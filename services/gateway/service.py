@@ -9,6 +9,7 @@ import time
 
 from services.gateway.admission import Admission
 from services.gateway.app import build_app
+from services.gateway.errors import unavailable_failure
 from services.gateway.flights import Flights
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.parts import Parts
@@ -110,6 +111,10 @@ class GatewayService(Service):
         return self._flights.seconds_since_last_token
 
     @property
+    def draining(self) -> bool:
+        return self._admission.draining
+
+    @property
     def busy(self) -> bool:
         return self._server is not None and self._server.busy
 
@@ -119,6 +124,7 @@ class GatewayService(Service):
             self._server.close_idle()
 
     async def stop(self) -> None:
+        self._flights.end_all(unavailable_failure("The server is shutting down."))
         if self._server is not None:
             await self._server.stop()
         self._exits.close()

@@ -16,7 +16,17 @@ import httpx
 from services.gateway.service import GatewayService
 from shared.codec import Identity
 from shared.mesh import Mesh, MeshAddress
-from shared.messages import Accepted, Credit, Deltas, Finished, Generate, Message
+from shared.messages import (
+    Accepted,
+    Credit,
+    Deltas,
+    Failure,
+    Finished,
+    Generate,
+    Message,
+    MetricsReply,
+    MetricsRequest,
+)
 from shared.settings import Settings
 from shared.types import FinishReason, ServiceName, int32s
 
@@ -43,6 +53,7 @@ class Peer:
         settings = Settings(mesh=f"ipc:{directory}", index=index)
         self.mesh = Mesh(service, MeshAddress.from_settings(service, settings), ServiceName)
         self.heard: defaultdict[type, asyncio.Queue[Any]] = defaultdict(asyncio.Queue)
+        self.answer_metrics: str | None = None  # the exposition to answer with; None: silence
         self.react: Callable[[Message, Identity], bool] = lambda message, sender: False
 
     async def hear(self, kind: type[Kind]) -> Kind:
@@ -65,7 +76,9 @@ class Peer:
             self.mesh.close()
 
     def _on_message(self, message: Message, sender: Identity) -> None:
-        if not self.react(message, sender):
+        if isinstance(message, MetricsRequest) and self.answer_metrics is not None:
+            self.tell(MetricsReply(message.request_id, self.answer_metrics), sender.name)
+        elif not self.react(message, sender):
             self.heard[type(message)].put_nowait(message)
 
     def _on_peer(self, service: ServiceName, name: str) -> None:
@@ -85,6 +98,7 @@ class ScriptedMesh:
         self._offsets: defaultdict[str, int] = defaultdict(int)
         self._counts: defaultdict[str, int] = defaultdict(int)
         self._lives: dict[Peer, AsyncExitStack] = {}
+        self._tasks: list[asyncio.Task[int]] = []
 
     # --- who is there
 
@@ -106,9 +120,21 @@ class ScriptedMesh:
         self.scheduler = await self.start(ServiceName.SCHEDULER)
         self.detokenizer = await self.start(ServiceName.DETOKENIZER)
         self.executor = await self.start(ServiceName.MODEL_EXECUTOR)
-        for peer in (self.tokenizer, self.scheduler, self.detokenizer, self.executor):
+        for peer in self.peers:
             await self.met(peer)
         self.scheduler.tell(CREDIT)
+
+    @property
+    def peers(self) -> list[Peer]:
+        return [self.tokenizer, self.scheduler, self.detokenizer, self.executor]
+
+    def adopt(self, peer: Peer) -> None:
+        """Let this one play its service's part from now on."""
+        name = peer.mesh.identity.service.removeprefix("model-")
+        setattr(self, name, peer)
+
+    def ended(self, gateway: int = 0) -> bool:
+        return self._tasks[gateway].done()
 
     async def met(self, peer: Peer, gateway: int = 0) -> None:
         """Wait until this peer and a gateway see each other."""
@@ -133,6 +159,7 @@ class ScriptedMesh:
         task = asyncio.create_task(gateway.run())
         self.exits.push_async_callback(_end, task)
         self.gateways.append(gateway)
+        self._tasks.append(task)
         await until(lambda: bool(gateway.urls) or task.done())
         return gateway.urls[0]
 
@@ -166,6 +193,10 @@ class ScriptedMesh:
             request.route.gateway,
         )
         self._offsets[key] += len(text)
+
+    def fail(self, request: Generate, failure: Failure) -> None:
+        end = Finished(request.request_id, FinishReason.ERROR, 0, failure=failure)
+        self.detokenizer.tell(Deltas([], [], int32s(), int32s(), [end]), request.route.gateway)
 
     def answer(self, request: Generate) -> None:
         """Words up to max_tokens; the first tells the seed."""

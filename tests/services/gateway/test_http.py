@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway import http_protocol
 from shared.messages import Abort, Decode, Decoded, Encode, Encoded, Failure, Refused
 from shared.types import int32s
 from tests.services.gateway.scripted_mesh import ScriptedMesh, background, wait_ready
@@ -96,7 +97,10 @@ async def test_request_ids_come_back(client: httpx.AsyncClient) -> None:
     assert "date" in (await client.get("/nowhere")).headers
 
 
-async def test_headers_without_end(client: httpx.AsyncClient) -> None:
+async def test_headers_without_end(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_protocol, "LINGER_SECONDS", 0.05)
     head = b"GET /health HTTP/1.1\r\nhost: x\r\n"
     for pieces in (
         [head + b"a: " + b"x" * 1_000_000 + b"\r\n\r\n"],

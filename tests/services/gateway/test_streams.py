@@ -162,8 +162,7 @@ async def test_a_fault_in_the_middle(mesh: ScriptedMesh, client: httpx.AsyncClie
     async with streaming(mesh, client) as (request, response):
         mesh.delta(request, "Hello")
         failure = Failure(500, "it broke", code="internal_error")
-        end = Finished(request.request_id, FinishReason.ERROR, 1, failure=failure)
-        mesh.detokenizer.tell(Deltas([], [], int32s(), int32s(), [end]))
+        mesh.fail(request, failure)
         await response.aread()
     first, error = events_of(response.text)
     assert first["choices"][0]["text"] == "Hello"
