@@ -13,6 +13,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+from shared.simulation import Simulation
 from shared.types import ServiceName
 
 ENV_PREFIX = "HEADRACE_"
@@ -107,7 +108,15 @@ class Settings:
         0.9, "share of accelerator memory to use", MODEL_EXECUTOR, at_least=0.01, at_most=1
     )
     device: str = _setting(
-        "auto", "where the model runs", MODEL_EXECUTOR, choices=("auto", "cpu", "cuda")
+        "auto",
+        "where the model runs; simulated: nowhere, the time is spent asleep",
+        MODEL_EXECUTOR,
+        choices=("auto", "cpu", "cuda", "simulated"),
+    )
+    sim: str | None = _setting(
+        None,
+        "seconds of a simulated iteration, such as base=0.02,prefill=0.00001,decode=0",
+        MODEL_EXECUTOR,
     )
     cpu_threads: int | None = _setting(
         None, "compute threads on the CPU; default: all cores", MODEL_EXECUTOR, at_least=1
@@ -148,6 +157,17 @@ class Settings:
     def __post_init__(self) -> None:
         for setting in fields(self):
             _check(setting, getattr(self, setting.name))
+        self._check_simulation()
+
+    def _check_simulation(self) -> None:
+        if self.sim is None:
+            return
+        if self.device != "simulated":
+            raise BadSetting("--sim: needs --device simulated")
+        try:
+            Simulation.parse(self.sim)
+        except ValueError as error:
+            raise BadSetting(f"--sim: {error}") from None
 
     def to_flags(self, service: ServiceName) -> list[str]:
         """The command line that hands this service its settings; secrets stay out of it."""

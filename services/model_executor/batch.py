@@ -34,6 +34,14 @@ class Rows:
     def sampling_slots(self) -> Ints:
         return self.slots[self.sampling]
 
+    @property
+    def decode_tokens(self) -> int:
+        return int(np.count_nonzero(self.counts[self.sampling] == 1))
+
+    @property
+    def prefill_tokens(self) -> int:
+        return int(self.counts.sum()) - self.decode_tokens
+
 
 class PersistentBatch:
     """Tables with one line per slot.

@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+import time
+from collections.abc import Iterable
 
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.model_executor.occupancy import Occupancy
 from services.model_executor.results import StepOutput
 
 
-class ExecutorMetrics:
-    """What was computed, and in how much time."""
+class ExecutorMetrics(Collector):
+    """What was computed, and where the time went."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._occupancy = Occupancy(since=time.monotonic())
         self._iterations = Counter("headrace_iterations", "Plans that were run", registry=registry)
-        self._tokens = Counter(
+        tokens = Counter(
             "headrace_iteration_tokens", "Tokens computed", ["kind"], registry=registry
         )
-        self._busy = Counter(
-            "headrace_executor_busy_seconds", "Time spent computing", registry=registry
-        )
+        self._prefill, self._decode = tokens.labels("prefill"), tokens.labels("decode")
         self.misfits = Counter(
             "headrace_executor_misfits", "Plans that did not fit the batch", registry=registry
         )
+        registry.register(self)
 
-    def computed(self, output: StepOutput, seconds: float) -> None:
+    def computed(self, output: StepOutput) -> None:
         self._iterations.inc()
-        self._tokens.labels("prefill").inc(output.prefill_tokens)
-        self._tokens.labels("decode").inc(output.decode_tokens)
-        self._busy.inc(seconds)
+        self._prefill.inc(output.prefill_tokens)
+        self._decode.inc(output.decode_tokens)
+        self._occupancy.computed(output.span, output.num_running)
+
+    def emptied(self) -> None:
+        """The batch's sequences were dropped."""
+        self._occupancy.emptied(time.monotonic())
+
+    def collect(self) -> Iterable[Metric]:
+        occupancy = self._occupancy
+        occupancy.idle_until(time.monotonic())
+        totals = {
+            "busy": ("Time spent computing", occupancy.busy),
+            "bubble": ("Time with sequences in the batch but none computed", occupancy.bubble),
+            "idle": ("Time without sequences in the batch", occupancy.idle),
+        }
+        for name, (text, value) in totals.items():
+            yield CounterMetricFamily(f"headrace_executor_{name}_seconds", text, value=value)

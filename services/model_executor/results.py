@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import NamedTuple
 
 from services.model_executor.batch import PersistentBatch, Rows
 from shared.messages import StepResult
 from shared.types import Incarnation, Int32s, int32s
+
+
+class Span(NamedTuple):
+    """When something was computed, in monotonic seconds."""
+
+    began: float
+    ended: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +26,8 @@ class StepOutput:
     detokenizers: dict[str, StepResult]  # by name; none without a row
     prefill_tokens: int
     decode_tokens: int
+    num_running: int  # sequences that go on
+    span: Span
 
 
 def step_output(
@@ -29,6 +37,7 @@ def step_output(
     rows: Rows,
     tokens: Sequence[int],
     finishes: bytes,
+    span: Span,
 ) -> StepOutput:
     """`tokens` and `finishes` are those of the rows that sample."""
     slots = rows.sampling_slots
@@ -48,12 +57,13 @@ def step_output(
     by_name: dict[str, list[int]] = {}
     for index, slot in enumerate(slots.tolist()):
         by_name.setdefault(batch.detokenizers[slot], []).append(index)
-    decode = int(np.count_nonzero(rows.counts[rows.sampling] == 1))
     return StepOutput(
         scheduler=result(range(len(slots))),
         detokenizers={name: result(indices) for name, indices in by_name.items()},
-        prefill_tokens=int(rows.counts.sum()) - decode,
-        decode_tokens=decode,
+        prefill_tokens=rows.prefill_tokens,
+        decode_tokens=rows.decode_tokens,
+        num_running=batch.num_running,
+        span=span,
     )
 
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor
 
 from kernels.paged_batch import PagedBatch
 from kernels.sampling import sample
 from services.model_executor.attention import CachedPass, forward
-from services.model_executor.batch import Ints, PersistentBatch, Rows
+from services.model_executor.backend import Backend, Computed
+from services.model_executor.batch import Ints, Rows
 from services.model_executor.cpu import keep_memory, use_threads
 from services.model_executor.kv_cache import allocate, count_blocks
 from services.model_executor.loader import choose_device, load_model
-from services.model_executor.results import StepOutput, step_output
+from services.model_executor.results import Span
 from shared.messages import Announce, EnteringSequence, Plan
 from shared.model import ModelInfo
 from shared.sampling import SamplingParams
 from shared.service import StartError
 from shared.settings import Settings
-from shared.types import FinishReason, Handle, Incarnation, int32s
+from shared.types import Handle, Incarnation, int32s
 
 
-class ModelRunner:
-    """A loaded model, its KV cache and its persistent batch; lives in one thread."""
+class ModelRunner(Backend):
+    """A loaded model and its KV cache."""
 
     def __init__(self, settings: Settings, info: ModelInfo) -> None:
         """Load and warm up; raises StartError."""
@@ -35,7 +38,7 @@ class ModelRunner:
         if blocks < 1:
             raise StartError("the memory for the KV cache holds not one block")
         self._caches = allocate(layers, blocks, settings.block_size, self._dtype, self._device)
-        self._limits = Announce(
+        limits = Announce(
             fingerprint=f"{info.fingerprint}-{str(self._dtype).removeprefix('torch.')}",
             num_blocks=blocks,
             block_size=settings.block_size,
@@ -43,33 +46,14 @@ class ModelRunner:
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=info.max_model_len,
         )
-        self._batch = PersistentBatch(
-            self._limits, info.vocab_size, info.eos_token_ids, self._device
-        )
+        super().__init__(limits, info, self._device)
         self._warm_up()
 
-    @property
-    def num_running(self) -> int:
-        """Sequences that have not finished."""
-        return self._batch.num_running
-
-    def announce(self) -> Announce:
-        """What this executor can hold."""
-        return self._limits
-
-    def reset(self) -> None:
-        """Drop all sequences."""
-        self._batch.reset()
-
     @torch.inference_mode()
-    def execute(self, plan: Plan, epoch: Incarnation) -> StepOutput:
-        """Run one plan of the scheduler `epoch`; raises PlanMisfit, after which comes `reset`."""
-        rows = self._batch.apply(plan)
+    def _compute(self, rows: Rows, arrived: float | None) -> Computed:
+        began = time.monotonic()
         tokens, broken = self._sample(self._forward(rows), rows) if len(rows.slots) else ([], [])
-        positions = rows.positions.tolist()
-        slots = rows.sampling_slots.tolist()
-        finishes = bytes(map(self._finish, slots, positions, tokens, broken))
-        return step_output(epoch, plan.step, self._batch, rows, tokens, finishes)
+        return Computed(tokens, broken, Span(began, time.monotonic()))
 
     def _forward(self, rows: Rows) -> Tensor:
         """Logits [rows that sample, vocabulary]."""
@@ -102,15 +86,6 @@ class ModelRunner:
         slots, positions = self._upload(rows.sampling_slots), self._upload(rows.positions)
         self._batch.tokens[slots, positions] = tokens.to(torch.int32)
         return tokens.tolist(), logits.amax(-1).isnan().tolist()
-
-    def _finish(self, slot: int, position: int, token: int, broken: bool) -> FinishReason:
-        """Whether a slot's sequence ends with this token; if so it runs no more."""
-        reason = self._batch.rules[slot].reason(token, position)
-        if broken:
-            reason = FinishReason.ERROR
-        if reason is not FinishReason.NONE:
-            self._batch.finish(slot)
-        return reason
 
     def _upload(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

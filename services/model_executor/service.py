@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from services.model_executor.metrics import ExecutorMetrics
-from services.model_executor.runner import ModelRunner
-from services.model_executor.worker import MAX_PLANS, Done, Job, Worker
+from services.model_executor.worker import MAX_PLANS, Done, Job, Runner, Worker
 from shared.codec import Identity
 from shared.mesh import Mesh
 from shared.messages import Announce, Message, Plan
@@ -29,11 +28,18 @@ class ModelExecutorService(Service):
         self._scheduler: Identity | None = None  # whose plans are run
         self._announced_anew = False  # after a misfit; plans sent before that arrived may follow
 
-    def _load(self) -> ModelRunner:
+    def _load(self) -> Runner:
         try:
             info = read_model_info(self._path, self.settings.max_model_len)
         except ValueError as error:
             raise StartError(str(error)) from error
+        if self.settings.device == "simulated":
+            from services.model_executor.simulated import SimulatedBackend
+
+            return SimulatedBackend(self.settings, info)
+        # Here, because transformers takes seconds to import.
+        from services.model_executor.runner import ModelRunner
+
         return ModelRunner(self.settings, info)
 
     async def start(self) -> None:
@@ -92,6 +98,7 @@ class ModelExecutorService(Service):
 
     def _drop_sequences(self) -> None:
         self._worker.link += 1
+        self._metrics.emptied()
 
     def _done(self, done: Done) -> None:
         if done.job.link != self._worker.link or self._scheduler is None:
@@ -100,7 +107,7 @@ class ModelExecutorService(Service):
             self._misfit(str(done.misfit))
             return
         self._announced_anew = False
-        self._metrics.computed(done.output, done.seconds)
+        self._metrics.computed(done.output)
         self.mesh.send(ServiceName.SCHEDULER, self._scheduler.name, done.output.scheduler)
         for name, result in done.output.detokenizers.items():
             self.mesh.send(ServiceName.DETOKENIZER, name, result)

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from services.model_executor.batch import PlanMisfit
@@ -27,7 +27,7 @@ class Runner(Protocol):
     @property
     def num_running(self) -> int: ...
     def announce(self) -> Announce: ...
-    def execute(self, plan: Plan, epoch: Incarnation) -> StepOutput: ...
+    def execute(self, plan: Plan, epoch: Incarnation, arrived: float) -> StepOutput: ...
     def reset(self) -> None: ...
 
 
@@ -38,6 +38,7 @@ class Job:
     link: int
     epoch: Incarnation
     plan: Plan
+    arrived: float = field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,6 @@ class Done:
     """A job's outcome; exactly one of output and misfit is set."""
 
     job: Job
-    seconds: float  # of computing
     output: StepOutput | None = None
     misfit: str | None = None
 
@@ -109,15 +109,14 @@ class Worker:
             if job.link != link:
                 runner.reset()
                 link = job.link
-            began = time.perf_counter()
             output, misfit = None, None
             try:
-                output = runner.execute(job.plan, job.epoch)
+                output = runner.execute(job.plan, job.epoch, job.arrived)
             except PlanMisfit as error:
                 runner.reset()
                 misfit = str(error)
             self.num_running = runner.num_running
-            self._tell(self._on_done, Done(job, time.perf_counter() - began, output, misfit))
+            self._tell(self._on_done, Done(job, output, misfit))
 
     def _tell(self, callback: Callable[[T], None], argument: T) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
