@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+import services.model_executor  # noqa: F401 - before torch: it says how OpenMP waits
 from services.launcher.models import prepare_model
 from shared.codec import Identity
 from shared.mesh import Mesh, MeshAddress
