@@ -94,6 +94,7 @@ class Service:
     async def run(self) -> int:
         """Live until a signal or a fault; returns the exit code."""
         self.mesh.open(self._on_message, self._on_joined, self._on_lost)
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         self.spawn(self.mesh.discover(), name="discover")
         self.spawn(self._start(), name="start")
         self._watch_signals()
@@ -136,6 +137,14 @@ class Service:
             act(first, second)
         except Exception as error:
             self.fail(error, f"{act.__name__}({type(first).__name__})")
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback failed; what transports report instead is the network's fault, not ours."""
+        error = context.get("exception")
+        if "handle" in context and error is not None:
+            self.fail(error, context["message"])
+        else:
+            loop.default_exception_handler(context)
 
     def _send_metrics(self, request: MetricsRequest, sender: Identity) -> None:
         reply = MetricsReply(request.request_id, exposition(self.registry))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.scheduler.planner import Planner
 from services.scheduler.sequence import Sequence
 from services.scheduler.tombstones import Tombstones
 from services.scheduler.waiting import WaitingQueue
 from shared.messages import Announce, Failure, Plan, StepResult, Submit
-from shared.sampling import SamplingParams
-from shared.types import FinishReason, Handle, RequestId
+from shared.types import Handle, RequestId
 
 MAX_EXECUTOR_DEATHS = 3  # a request that ran in so many is taken for their cause
 
+QUEUE_FULL = Failure(429, "the queue is full, try again later", code="rate_limit_exceeded")
 NO_EXECUTOR = Failure(503, "no model executor is connected", code="service_unavailable")
 POISON = Failure(500, f"the model executor died {MAX_EXECUTOR_DEATHS} times running this request")
 
@@ -43,7 +44,8 @@ class SchedulerCore:
         self._known: dict[RequestId, Sequence] = {}
         self._tombstones = Tombstones()
         self._in_flight: deque[int] = deque()  # steps sent, results not yet back
-        self._last_handle = 0
+        self._handles = itertools.count(1)
+        self._steps = itertools.count(1)  # of all executors: a late result never meets its number
 
     @property
     def connected(self) -> bool:
@@ -74,14 +76,22 @@ class SchedulerCore:
         assert self._planner is not None
         return self._planner.running[handle]
 
-    def connect(self, capacity: Announce) -> None:
-        """Take an executor; raises ValueError if it has another model than the one before."""
+    def connect(self, capacity: Announce) -> list[tuple[Sequence, Failure]]:
+        """Take an executor; raises ValueError if it has another model than the one before.
+
+        Returns the requests, ended, that were taken for the one before and do not fit into this.
+        """
         if self._fingerprint not in (None, capacity.fingerprint):
             raise ValueError(
                 f"executor has model {capacity.fingerprint}, requests are for {self._fingerprint}"
             )
         self._fingerprint = capacity.fingerprint
-        self._planner = Planner(capacity)
+        self._planner = Planner(capacity, self._steps)
+        return [
+            (sequence, failure)
+            for sequence in list(self._known.values())
+            if (failure := self._refit(sequence)) is not None
+        ]
 
     def disconnect(self) -> list[Sequence]:
         """The executor is gone. What ran is queued to be computed again; returns the poisonous."""
@@ -102,15 +112,19 @@ class SchedulerCore:
         """Queue a request; None if it was aborted before it came, or is known already."""
         if self._tombstones.claim(request.request_id) or request.request_id in self._known:
             return None
-        params = self._fit(request)
-        if isinstance(params, Failure):
-            return params
-        self._last_handle += 1
+        if self._planner is None:
+            return NO_EXECUTOR
+        if self.num_requests >= self.max_num_seqs + self._max_queue:
+            return QUEUE_FULL
+        max_tokens = self._fit(len(request.token_ids), request.params.max_tokens)
+        if isinstance(max_tokens, Failure):
+            return max_tokens
         sequence = Sequence(
             request_id=request.request_id,
-            handle=Handle(self._last_handle),
+            handle=Handle(next(self._handles)),
             route=request.route,
-            params=params,
+            asked=request.params,
+            max_tokens=max_tokens,
             token_ids=request.token_ids[:],
             arrived=self._clock(),
         )
@@ -151,45 +165,52 @@ class SchedulerCore:
             self.counters.late_tokens += len(result.handles)
             return
         self._in_flight.popleft()
+        running, counters, late = self._planner.running, self.counters, 0
         for handle, position, token, finish in zip(
             result.handles, result.positions, result.token_ids, result.finishes, strict=True
         ):
-            sequence = self._planner.running.get(Handle(handle))
+            sequence = running.get(handle)
             if sequence is None or position != len(sequence.token_ids):
-                self.counters.late_tokens += 1
+                late += 1
                 continue
             if position == sequence.num_prompt:
-                self.counters.prompt_tokens += sequence.num_prompt
-            self.counters.generation_tokens += 1
+                counters.prompt_tokens += position
             sequence.token_ids.append(token)
-            if finish != FinishReason.NONE:
+            if finish:  # any FinishReason but NONE
                 self._drop(sequence)
+        counters.late_tokens += late
+        counters.generation_tokens += len(result.handles) - late
 
-    def _fit(self, request: Submit) -> Failure | SamplingParams:
-        """The parameters with `max_tokens` set, or why the request can never be served."""
-        if self._planner is None:
-            return NO_EXECUTOR
-        capacity = self._planner.capacity
-        if self.num_requests >= capacity.max_num_seqs + self._max_queue:
-            return Failure(429, "the queue is full, try again later", code="rate_limit_exceeded")
-        prompt = len(request.token_ids)
-        # The last token is only sampled: its KV is never stored.
-        room = min(capacity.max_model_len, self._planner.max_tokens_held + 1) - prompt
-        asked = 1 if request.params.max_tokens is None else request.params.max_tokens
-        if asked > room:
+    def _fit(self, prompt: int, max_tokens: int | None, generated: int = 0) -> int | Failure:
+        """`max_tokens` set to a number, or why so long a request can never be served."""
+        assert self._planner is not None
+        needed = generated + 1 if max_tokens is None else max_tokens
+        if prompt < 1 or needed < 1:
+            return Failure(400, "a request needs a prompt, and a token or more to generate")
+        room = self._planner.max_length - prompt
+        if needed > room:
             return Failure(
                 400,
-                f"the KV cache holds {self._planner.max_tokens_held} tokens; the request needs"
-                f" {prompt + asked} ({prompt} in the prompt, {asked} to generate)",
+                f"a sequence can have {self._planner.max_length} tokens here (the KV cache holds"
+                f" {self._planner.max_tokens_held}); the request needs {prompt + needed} ({prompt}"
+                f" in the prompt, {needed} to generate)",
                 code="context_length_exceeded",
             )
-        if request.params.max_tokens is None:
-            return replace(request.params, max_tokens=room)
-        return request.params
+        return room if max_tokens is None else max_tokens
+
+    def _refit(self, sequence: Sequence) -> Failure | None:
+        """Hold a request to what the new executor has room for; ends it if that is too little."""
+        generated = len(sequence.token_ids) - sequence.num_prompt
+        max_tokens = self._fit(sequence.num_prompt, sequence.asked.max_tokens, generated)
+        if isinstance(max_tokens, Failure):
+            self._drop(sequence)
+            return max_tokens
+        sequence.limit(max_tokens)
+        return None
 
     def _drop(self, sequence: Sequence) -> None:
         del self._known[sequence.request_id]
-        if self._planner is not None and sequence.slot is not None:
+        if self._planner is not None and sequence.running:
             self._planner.release(sequence)
         else:
             self.waiting.remove(sequence)

@@ -8,13 +8,14 @@ never a victim of another, and any accepted sequence fits alone, so there is alw
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from services.scheduler.blocks import BlockPool
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import NO_SLOT, Sequence
 from services.scheduler.waiting import WaitingQueue
 from shared.messages import Announce, EnteringSequence, Plan
-from shared.types import Handle, Int32s, int32s
+from shared.types import Int32s, int32s
 
 
 @dataclass(slots=True)
@@ -34,29 +35,32 @@ class _Draft:
 class Planner:
     """The running set and its memory on one executor."""
 
-    def __init__(self, capacity: Announce) -> None:
+    def __init__(self, capacity: Announce, steps: Iterator[int]) -> None:
         self.capacity = capacity
         self.pool = BlockPool(capacity.num_blocks)
-        self.running: dict[Handle, Sequence] = {}  # oldest first
+        self.running: dict[int, Sequence] = {}  # by handle, oldest first
         self.preemptions = 0
         self._free_slots = list(reversed(range(capacity.max_num_seqs)))
         self._retired = int32s()  # slots given up since the last plan
-        self._steps = 0
+        self._steps = steps
 
     @property
     def max_tokens_held(self) -> int:
         """Tokens whose KV fits into the whole cache."""
         return self.capacity.num_blocks * self.capacity.block_size
 
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence: of its last one the KV is never stored."""
+        return min(self.capacity.max_model_len, self.max_tokens_held + 1)
+
     def plan(self, waiting: WaitingQueue) -> Plan | None:
         """The next iteration; None if there is nothing to compute."""
         draft = _Draft(self.capacity.max_num_batched_tokens)
         preemptions = self.preemptions
-        for sequence in [s for s in self.running.values() if s.decoding]:
-            if sequence.slot is not None:  # it may have been a victim in this very loop
-                self._decode(sequence, draft, waiting)
-        for sequence in [s for s in self.running.values() if not s.decoding]:
-            self._add_row(sequence, draft)
+        for sequence in self._decode(draft, waiting):
+            if sequence.running:  # no victim of a decode
+                self._add_row(sequence, draft)
         if self.preemptions == preemptions:
             self._admit(waiting, draft)
         if not draft.row_slots:
@@ -66,11 +70,10 @@ class Planner:
     def release(self, sequence: Sequence) -> None:
         """Take a sequence out of the batch. Its slot and blocks go only to later plans."""
         del self.running[sequence.handle]
-        assert sequence.slot is not None
         self._retired.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         self.pool.give_back(sequence.blocks)
-        sequence.slot = None
+        sequence.slot = NO_SLOT
         sequence.blocks = []
 
     def preempt(self, sequence: Sequence, waiting: WaitingQueue) -> None:
@@ -81,17 +84,41 @@ class Planner:
         waiting.put_back(sequence)
         self.preemptions += 1
 
-    def _decode(self, sequence: Sequence, draft: _Draft, waiting: WaitingQueue) -> None:
-        if draft.budget == 0 or sequence.num_pending == 0:
-            return
-        missing = sequence.blocks_needed(sequence.num_computed + 1, self.capacity.block_size)
-        while missing > self.pool.num_free:
+    def _decode(self, draft: _Draft, waiting: WaitingQueue) -> list[Sequence]:
+        """Rows for all that lack only their newest token; returns the others.
+
+        Nearly all rows are made here, so it does by hand what `decoding` and `_add_row` say.
+        """
+        block_size = self.capacity.block_size
+        slots, starts = draft.row_slots, draft.row_starts
+        others = []
+        for sequence in list(self.running.values()):
+            at = sequence.num_computed
+            if at < sequence.num_prompt or at + 1 != sequence.num_tokens:
+                others.append(sequence)
+                continue
+            if at >= sequence.num_inputs or len(slots) == draft.budget:
+                continue
+            if at == len(sequence.blocks) * block_size:
+                if not self._make_room(sequence, waiting):
+                    continue
+                self._grant(sequence, 1, draft)
+            slots.append(sequence.slot)
+            starts.append(at)
+            sequence.num_computed = at + 1
+            sequence.num_tokens = at + 2
+        draft.row_tokens.extend(int32s([1]) * len(slots))
+        draft.budget -= len(slots)
+        return others
+
+    def _make_room(self, sequence: Sequence, waiting: WaitingQueue) -> bool:
+        """See that a block is free, at the cost of the youngest; False if that is it itself."""
+        while not self.pool.num_free:
             victim = next(reversed(self.running.values()))
             self.preempt(victim, waiting)
             if victim is sequence:
-                return
-        self._grant(sequence, missing, draft)
-        self._add_row(sequence, draft)
+                return False
+        return True
 
     def _admit(self, waiting: WaitingQueue, draft: _Draft) -> None:
         while waiting and draft.budget > 0 and self._free_slots:
@@ -113,7 +140,6 @@ class Planner:
             return
         blocks = self.pool.take(count)
         sequence.blocks += blocks
-        assert sequence.slot is not None
         draft.block_slots.append(sequence.slot)
         draft.block_counts.append(count)
         draft.block_ids.extend(blocks)
@@ -122,7 +148,6 @@ class Planner:
         count = min(sequence.num_pending, draft.budget)
         if count <= 0:
             return
-        assert sequence.slot is not None
         draft.row_slots.append(sequence.slot)
         draft.row_starts.append(sequence.num_computed)
         draft.row_tokens.append(count)
@@ -132,10 +157,9 @@ class Planner:
             sequence.num_tokens += 1  # the row samples
 
     def _finish(self, draft: _Draft) -> Plan:
-        self._steps += 1
         retired, self._retired = self._retired, int32s()
         return Plan(
-            step=self._steps,
+            step=next(self._steps),
             retired=retired,
             entering=draft.entering,
             block_slots=draft.block_slots,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.messages import EnteringSequence, Route
 from shared.sampling import SamplingParams
 from shared.types import Handle, Int32s, RequestId
+
+NO_SLOT = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -21,35 +23,46 @@ class Sequence:
     request_id: RequestId
     handle: Handle  # rises with arrival
     route: Route
-    params: SamplingParams  # max_tokens is set
+    asked: SamplingParams  # max_tokens may be None: as many as there is room for
+    max_tokens: int
     token_ids: Int32s  # prompt and output
     arrived: float  # loop time, seconds
     num_prompt: int = field(init=False)
     num_tokens: int = field(init=False)
+    num_inputs: int = field(init=False)  # tokens that are ever computed: the last is only sampled
     num_computed: int = 0
-    slot: int | None = None  # of the executor's batch, while running
+    slot: int = NO_SLOT  # of the executor's batch, while running
     blocks: list[int] = field(default_factory=list)
     admissions: int = 0
     executor_deaths: int = 0
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_tokens = len(self.token_ids)
+        self.limit(self.max_tokens)
+
+    @property
+    def params(self) -> SamplingParams:
+        """What was asked, with `max_tokens` set."""
+        return replace(self.asked, max_tokens=self.max_tokens)
+
+    @property
+    def running(self) -> bool:
+        return self.slot != NO_SLOT
 
     @property
     def num_pending(self) -> int:
         """Tokens that a plan can compute now; 1 for a decode, 0 if all it may have is planned."""
-        return min(self.num_tokens, self.last_input + 1) - self.num_computed
-
-    @property
-    def last_input(self) -> int:
-        """Position of the last token that is ever computed: the final one is only sampled."""
-        assert self.params.max_tokens is not None
-        return self.num_prompt + self.params.max_tokens - 2
+        return min(self.num_tokens, self.num_inputs) - self.num_computed
 
     @property
     def decoding(self) -> bool:
         """Whether only the newest token is missing from the KV cache."""
-        return self.num_tokens - self.num_computed == 1 and self.num_tokens > self.num_prompt
+        return self.num_tokens == self.num_computed + 1 and self.num_computed >= self.num_prompt
+
+    def limit(self, max_tokens: int) -> None:
+        """Let it generate no more than so many tokens."""
+        self.max_tokens = max_tokens
+        self.num_inputs = self.num_prompt + max_tokens - 1
 
     def blocks_needed(self, num_tokens: int, block_size: int) -> int:
         """Blocks missing for the KV of the first `num_tokens` tokens."""
@@ -57,7 +70,6 @@ class Sequence:
 
     def entering(self) -> EnteringSequence:
         """What the executor must know to take it into its batch."""
-        assert self.slot is not None
         return EnteringSequence(
             slot=self.slot,
             handle=self.handle,

@@ -67,6 +67,8 @@ class SchedulerService(Service):
     def peer_joined(self, service: ServiceName, name: str) -> None:
         if service is ServiceName.GATEWAY and self._credit is not None:
             self.mesh.send(service, name, self._credit)
+        elif service is ServiceName.MODEL_EXECUTOR:
+            self._choose_executor()
         self._take_turn_soon()
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
@@ -113,19 +115,25 @@ class SchedulerService(Service):
         self._choose_executor()
 
     def _choose_executor(self) -> None:
-        """Take the first candidate whose model fits."""
-        while self._executor is None and self._candidates:
-            executor, capacity = self._candidates.pop(next(iter(self._candidates)))
-            try:
-                self._core.connect(capacity)
-            except ValueError as error:
-                self.log.error("executor refused", executor=executor.name, reason=str(error))
-                continue
-            self._executor = executor
-            if self._grace is not None:
-                self._grace.cancel()
-                self._grace = None
-            self.log.info("executor connected", executor=executor.name, blocks=capacity.num_blocks)
+        """Take the first candidate that can be sent plans and whose model fits."""
+        linked = self.mesh.peers(ServiceName.MODEL_EXECUTOR)
+        for name in [name for name in self._candidates if name in linked]:
+            if self._executor is None:
+                self._try_executor(*self._candidates.pop(name))
+
+    def _try_executor(self, executor: Identity, capacity: Announce) -> None:
+        try:
+            misfits = self._core.connect(capacity)
+        except ValueError as error:
+            self.log.error("executor refused", executor=executor.name, reason=str(error))
+            return
+        self._executor = executor
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        self.log.info("executor connected", executor=executor.name, blocks=capacity.num_blocks)
+        for sequence, failure in misfits:
+            self._failed(sequence, failure)
 
     def _executor_lost(self) -> None:
         assert self._executor is not None

@@ -1,0 +1,118 @@
+"""A scheduler core on a bench: requests in, a strict executor behind it, what comes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from strict_executor import StrictExecutor, finish_of, token_of
+
+from services.scheduler.core import SchedulerCore
+from services.scheduler.sequence import Sequence
+from shared.messages import Announce, Failure, Plan, Route, StepResult, Submit
+from shared.sampling import SamplingParams
+from shared.types import RequestId, int32s
+
+ROUTE = Route("gateway.0", "detokenizer.0")
+CAPACITY = Announce(
+    fingerprint="model",
+    num_blocks=64,
+    block_size=4,
+    max_num_seqs=4,
+    max_num_batched_tokens=16,
+    max_model_len=200,
+)
+
+
+def submit(
+    name: str,
+    prompt: int = 5,
+    max_tokens: int | None = 8,
+    *,
+    seed: int = 0,
+    ignore_eos: bool = True,
+    route: Route = ROUTE,
+) -> Submit:
+    params = SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    return Submit(RequestId(name), int32s(range(prompt)), params, route)
+
+
+class Bench:
+    """One iteration at a time; notes the requests that ended, in order."""
+
+    def __init__(self, max_queue: int = 100, **capacity: int | str) -> None:
+        self.capacity = replace(CAPACITY, **capacity)  # type: ignore[arg-type]
+        self.core = SchedulerCore(max_queue, clock=lambda: 0.0)
+        self.executor = StrictExecutor(self.capacity)
+        self.accepted: dict[str, Sequence] = {}
+        self.ended: list[str] = []
+        self.plans: list[Plan] = []
+        assert self.core.connect(self.capacity) == []
+
+    def submit(self, name: str, *args: int | None, **options: object) -> Sequence:
+        """Submit what must be accepted."""
+        sequence = self.core.submit(submit(name, *args, **options))  # type: ignore[arg-type]
+        assert isinstance(sequence, Sequence), sequence
+        self.accepted[name] = sequence
+        return sequence
+
+    def refuse(self, name: str, *args: int | None) -> Failure:
+        """Submit what must be refused."""
+        failure = self.core.submit(submit(name, *args))  # type: ignore[arg-type]
+        assert isinstance(failure, Failure), failure
+        return failure
+
+    def plan(self) -> StepResult:
+        """A plan, run; its result is still to be applied."""
+        plan = self.core.plan()
+        assert plan is not None
+        self.plans.append(plan)
+        return self.executor.execute(plan)
+
+    def apply(self, result: StepResult) -> None:
+        names = {sequence.handle: name for name, sequence in self.accepted.items()}
+        self.core.apply(result)
+        for handle, finish in zip(result.handles, result.finishes, strict=True):
+            if finish:
+                self.ended.append(names[handle])  # type: ignore[index]
+
+    def step(self) -> Plan:
+        self.apply(self.plan())
+        return self.plans[-1]
+
+    def run(self, limit: int = 10_000) -> int:
+        """Iterate until nothing is left to do; returns the number of iterations."""
+        for iteration in range(limit):
+            if not self.core.num_requests:
+                return iteration
+            self.step()
+        raise AssertionError(f"{self.core.num_requests} requests left after {limit} iterations")
+
+    def reconnect(self, **capacity: int | str) -> list[tuple[Sequence, Failure]]:
+        self.capacity = replace(self.capacity, **capacity)  # type: ignore[arg-type]
+        self.executor = StrictExecutor(self.capacity)
+        return self.core.connect(self.capacity)
+
+    @property
+    def running(self) -> list[str]:
+        """Names of those in the executor's batch, oldest first."""
+        return [
+            name
+            for name, sequence in sorted(self.accepted.items(), key=lambda item: item[1].handle)
+            if sequence.running
+        ]
+
+
+def assert_idle(core: SchedulerCore) -> None:
+    """All that was held is given back."""
+    assert (core.num_requests, core.num_running, len(core.waiting)) == (0, 0, 0)
+    assert core.cache_usage == 0
+    assert core.plan() is None
+
+
+def assert_complete(sequence: Sequence) -> None:
+    """All its tokens are there, in order, and it ended where it had to."""
+    params, prompt, tokens = sequence.params, sequence.num_prompt, sequence.token_ids
+    last = len(tokens) - 1
+    assert finish_of(params, prompt, last)
+    assert not any(finish_of(params, prompt, position) for position in range(prompt, last))
+    assert list(tokens[prompt:]) == [token_of(params, p) for p in range(prompt, last + 1)]

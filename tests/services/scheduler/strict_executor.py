@@ -1,0 +1,114 @@
+"""A model executor that computes nothing and forgives nothing: the plan protocol, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shared.messages import Announce, EnteringSequence, Plan, StepResult
+from shared.sampling import SamplingParams
+from shared.types import FinishReason, Incarnation, int32s
+
+EPOCH = Incarnation(1)
+STOP_EVERY = 11  # one token in so many ends a sequence that does not ignore it
+
+
+def token_of(params: SamplingParams, position: int) -> int:
+    """Sampling is a function of seed and position, whatever else happens."""
+    return (params.seed * 7919 + position * 104729) % 50021
+
+
+def finish_of(params: SamplingParams, prompt_tokens: int, position: int) -> FinishReason:
+    assert params.max_tokens is not None
+    if not params.ignore_eos and token_of(params, position) % STOP_EVERY == 0:
+        return FinishReason.STOP
+    if position - prompt_tokens + 1 == params.max_tokens:
+        return FinishReason.LENGTH
+    return FinishReason.NONE
+
+
+@dataclass(slots=True)
+class Occupant:
+    """A sequence in a slot, as plans have described it."""
+
+    entered: EnteringSequence
+    known: int  # tokens, those under way included
+    computed: int = 0
+    blocks: list[int] = field(default_factory=list)
+    finished: bool = False
+
+
+class StrictExecutor:
+    """Holds what `capacity` says; `execute` raises AssertionError for a plan that breaks a rule."""
+
+    def __init__(self, capacity: Announce) -> None:
+        self.capacity = capacity
+        self.slots: dict[int, Occupant] = {}
+        self.steps: list[int] = []
+        self.entered: list[int] = []  # handles, in order
+
+    @property
+    def blocks_held(self) -> list[int]:
+        return [block for occupant in self.slots.values() for block in occupant.blocks]
+
+    def execute(self, plan: Plan) -> StepResult:
+        """Check a plan and answer as a model would whose tokens depend on seed and position."""
+        assert not self.steps or plan.step > self.steps[-1]
+        self.steps.append(plan.step)
+        for slot in plan.retired:
+            del self.slots[slot]  # KeyError: it was not taken
+        for entering in plan.entering:
+            self._enter(entering)
+        self._grant(plan)
+        return self._run(plan)
+
+    def _enter(self, entering: EnteringSequence) -> None:
+        length, params = len(entering.token_ids), entering.params
+        assert 0 <= entering.slot < self.capacity.max_num_seqs
+        assert entering.slot not in self.slots
+        assert entering.handle not in {o.entered.handle for o in self.slots.values()}
+        assert params.max_tokens is not None
+        assert 1 <= entering.prompt_tokens <= length
+        assert length < entering.prompt_tokens + params.max_tokens <= self.capacity.max_model_len
+        for position in range(entering.prompt_tokens, length):
+            assert entering.token_ids[position] == token_of(params, position)
+            assert not finish_of(params, entering.prompt_tokens, position)
+        self.slots[entering.slot] = Occupant(entering, known=length)
+        self.entered.append(entering.handle)
+
+    def _grant(self, plan: Plan) -> None:
+        blocks = iter(plan.block_ids)
+        assert len(set(plan.block_slots)) == len(plan.block_slots)
+        for slot, count in zip(plan.block_slots, plan.block_counts, strict=True):
+            assert count > 0
+            self.slots[slot].blocks += [next(blocks) for _ in range(count)]
+        held = self.blocks_held
+        assert len(set(held)) == len(held), "a block in two tables"
+        assert all(0 <= block < self.capacity.num_blocks for block in held)
+
+    def _run(self, plan: Plan) -> StepResult:
+        assert 0 < sum(plan.row_tokens) <= self.capacity.max_num_batched_tokens
+        unfinished = {slot for slot, occupant in self.slots.items() if not occupant.finished}
+        assert sorted(plan.row_slots) == sorted(unfinished), "each that runs gets one row"
+        handles, positions, tokens, finishes = int32s(), int32s(), int32s(), bytearray()
+        rows = zip(plan.row_slots, plan.row_starts, plan.row_tokens, strict=True)
+        for slot, start, count in rows:
+            occupant = self.slots[slot]
+            self._check_row(occupant, start, count)
+            occupant.computed += count
+            if occupant.computed == occupant.known:
+                entered, position = occupant.entered, occupant.known
+                finish = finish_of(entered.params, entered.prompt_tokens, position)
+                occupant.known += 1
+                occupant.finished = finish is not FinishReason.NONE
+                handles.append(entered.handle)
+                positions.append(position)
+                tokens.append(token_of(entered.params, position))
+                finishes.append(finish)
+        return StepResult(EPOCH, plan.step, handles, positions, tokens, bytes(finishes))
+
+    def _check_row(self, occupant: Occupant, start: int, count: int) -> None:
+        block_size = self.capacity.block_size
+        assert start == occupant.computed, "rows of a sequence follow one another"
+        assert 1 <= count <= occupant.known - start
+        assert start + count <= len(occupant.blocks) * block_size, "a position without its block"
+        assert len(occupant.blocks) == -(-occupant.known // block_size), "a block for nothing"

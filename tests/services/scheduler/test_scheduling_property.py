@@ -1,0 +1,239 @@
+"""Whatever comes in whatever order: every plan is sound, and at the end nothing is left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core_bench import ROUTE, assert_complete, assert_idle
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+from strict_executor import StrictExecutor
+
+from services.scheduler.core import MAX_EXECUTOR_DEATHS, SchedulerCore
+from services.scheduler.sequence import Sequence
+from shared.messages import Announce, Failure, StepResult, Submit
+from shared.sampling import SamplingParams
+from shared.types import RequestId, int32s
+
+capacities = st.builds(
+    Announce,
+    fingerprint=st.just("model"),
+    num_blocks=st.integers(1, 12),
+    block_size=st.integers(1, 5),
+    max_num_seqs=st.integers(1, 5),
+    max_num_batched_tokens=st.integers(1, 24),
+    max_model_len=st.integers(2, 48),
+)
+MAX_QUEUE = 8
+
+
+class Scheduling(RuleBasedStateMachine):
+    """Drives a core and an executor that checks each plan."""
+
+    ids = Bundle("ids")
+    aborted_ids = Bundle("aborted_ids")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.core = SchedulerCore(MAX_QUEUE, clock=lambda: 0.0)
+        self.executor: StrictExecutor | None = None
+        self.under_way: StepResult | None = None
+        self.past: list[StepResult] = []
+        self.live: dict[str, Sequence] = {}
+        self.made = 0
+
+    @initialize(capacity=capacities)
+    def connect_first(self, capacity: Announce) -> None:
+        self.connect(capacity)
+
+    @rule(
+        target=ids,
+        prompt=st.integers(0, 30),
+        max_tokens=st.none() | st.integers(0, 30),
+        ignore_eos=st.booleans(),
+    )
+    def submit(self, prompt: int, max_tokens: int | None, ignore_eos: bool) -> str:
+        self.made += 1
+        name = f"r{self.made}"
+        self._submit(name, prompt, max_tokens, ignore_eos)
+        return name
+
+    @rule(name=ids)
+    def submit_again(self, name: str) -> None:
+        if name in self.live:
+            assert self.core.submit(self._request(name, 3, 3, True)) is None
+
+    @rule(target=aborted_ids)
+    def abort_before_it_comes(self) -> str:
+        self.made += 1
+        assert self.core.abort(RequestId(f"r{self.made}")) is None
+        return f"r{self.made}"
+
+    @rule(target=ids, name=consumes(aborted_ids), twice=st.booleans())
+    def submit_what_was_aborted(self, name: str, twice: bool) -> object:
+        assert self.core.submit(self._request(name, 3, 3, True)) is None
+        if twice:  # a tombstone stands for one request
+            self._submit(name, 3, 3, True)
+            return name
+        return multiple()
+
+    @rule(name=ids)
+    def abort(self, name: str) -> None:
+        expected = self.live.pop(name, None)
+        assert self.core.abort(RequestId(name)) is expected
+        if expected is None:  # as if it had been on its way
+            assert self.core.submit(self._request(name, 3, 3, True)) is None
+
+    @precondition(lambda self: self.executor is not None)
+    @rule()
+    def plan(self) -> None:
+        plan = self.core.plan()
+        if self.under_way is not None:
+            assert plan is None
+        elif plan is not None:
+            assert self.executor is not None
+            self.under_way = self.executor.execute(plan)
+        else:
+            assert not self.live
+
+    @precondition(lambda self: self.under_way is not None)
+    @rule()
+    def apply(self) -> None:
+        result, self.under_way = self.under_way, None
+        assert result is not None
+        self._apply(result)
+
+    @precondition(lambda self: self.past)
+    @rule(data=st.data())
+    def apply_late(self, data: st.DataObject) -> None:
+        """A repetition, or a step that nobody asked for: nothing comes of it."""
+        result = data.draw(st.sampled_from(self.past))
+        if data.draw(st.booleans()):
+            result = replace(result, step=result.step + 1000)
+        before = self._totals()
+        self.core.apply(result)
+        assert self._totals() == before
+
+    @precondition(lambda self: self.executor is not None)
+    @rule()
+    def lose_executor(self) -> None:
+        ran = {name: s for name, s in self.live.items() if s.running}
+        deaths = {name: s.executor_deaths for name, s in ran.items()}
+        poisonous = self.core.disconnect()
+        assert {s.request_id for s in poisonous} == {
+            name for name, count in deaths.items() if count + 1 == MAX_EXECUTOR_DEATHS
+        }
+        for sequence in poisonous:
+            del self.live[sequence.request_id]
+        if self.under_way is not None:
+            self.past.append(self.under_way)
+        self.executor = self.under_way = None
+        assert self.core.plan() is None
+
+    @precondition(lambda self: self.executor is None)
+    @rule(capacity=capacities)
+    def connect(self, capacity: Announce) -> None:
+        self.executor = StrictExecutor(capacity)
+        for sequence, failure in self.core.connect(capacity):
+            assert failure.status == 400
+            del self.live[sequence.request_id]
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        core, running = self.core, [s for s in self.live.values() if s.running]
+        assert core.num_requests == len(self.live)
+        assert core.num_running == len(running)
+        assert len(core.waiting) == len(self.live) - len(running)
+        if self.executor is not None:
+            held = sum(len(s.blocks) for s in running)
+            assert (
+                core.cache_usage
+                == 1
+                - (self.executor.capacity.num_blocks - held) / self.executor.capacity.num_blocks
+            )
+
+    @invariant()
+    def the_old_run_before_the_new(self) -> None:
+        by_age = sorted(self.live.values(), key=lambda s: s.handle)
+        running = [s.running for s in by_age]
+        assert running == sorted(running, reverse=True)
+
+    def teardown(self) -> None:
+        if self.executor is None:
+            self.connect(CAPACITY_AT_THE_END)
+        limit = 20 + sum(s.num_prompt + s.max_tokens for s in self.live.values()) * (
+            1 + len(self.live)
+        )
+        for _ in range(limit):
+            if self.under_way is not None:
+                self.apply()
+            if not self.live:
+                break
+            self.plan()
+        assert not self.live
+        assert_idle(self.core)
+
+    def _submit(self, name: str, prompt: int, max_tokens: int | None, ignore_eos: bool) -> None:
+        outcome = self.core.submit(self._request(name, prompt, max_tokens, ignore_eos))
+        assert outcome is not None
+        expected = self._status(prompt, max_tokens)
+        if isinstance(outcome, Failure):
+            assert outcome.status == expected
+        else:
+            assert expected is None
+            self.live[name] = outcome
+
+    def _status(self, prompt: int, max_tokens: int | None) -> int | None:
+        """By which status this must be refused; None if it must be taken."""
+        if self.executor is None:
+            return 503
+        capacity = self.executor.capacity
+        if len(self.live) >= capacity.max_num_seqs + MAX_QUEUE:
+            return 429
+        tokens = 1 if max_tokens is None else max_tokens
+        fits = prompt + tokens - 1 <= capacity.num_blocks * capacity.block_size
+        if prompt < 1 or tokens < 1 or not fits or prompt + tokens > capacity.max_model_len:
+            return 400
+        return None
+
+    @staticmethod
+    def _request(name: str, prompt: int, max_tokens: int | None, ignore_eos: bool) -> Submit:
+        params = SamplingParams(seed=int(name[1:]), max_tokens=max_tokens, ignore_eos=ignore_eos)
+        return Submit(RequestId(name), int32s(range(prompt)), params, ROUTE)
+
+    def _apply(self, result: StepResult) -> None:
+        before = {name: len(s.token_ids) for name, s in self.live.items()}
+        finishes = dict(zip(result.handles, result.finishes, strict=True))
+        self.core.apply(result)
+        self.past.append(result)
+        for name, sequence in list(self.live.items()):
+            sampled = sequence.handle in finishes
+            assert len(sequence.token_ids) == before[name] + sampled
+            if finishes.get(sequence.handle):
+                assert_complete(sequence)
+                del self.live[name]
+
+    def _totals(self) -> tuple[object, ...]:
+        counters = self.core.counters
+        tokens = {name: list(s.token_ids) for name, s in self.live.items()}
+        return counters.generation_tokens, counters.prompt_tokens, tokens
+
+
+CAPACITY_AT_THE_END = Announce("model", 3, 4, 2, 7, 20)
+TestScheduling = Scheduling.TestCase
+TestScheduling.settings = settings(
+    max_examples=150,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
