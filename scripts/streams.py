@@ -1,6 +1,7 @@
 """A cheap client for many SSE streams at once, so that a benchmark measures the server.
 
-It reads raw bytes and counts events; a parsing client costs more CPU per token than the gateway.
+It reads raw bytes and counts words, which are tokens on a simulated accelerator, however many of
+them an event bears. A parsing client would cost more CPU per token than the gateway.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 EVENT = b'data: {"'
@@ -21,7 +24,7 @@ class StreamRecord:
     """What one stream delivered; times are perf_counter seconds."""
 
     sent: float
-    arrivals: list[float] = field(default_factory=list)  # one per event that carries a token
+    arrivals: list[float] = field(default_factory=list)  # one per token
     status: int = 0
     done: bool = False
 
@@ -36,50 +39,86 @@ class StreamRecord:
         return (self.arrivals[-1] - self.arrivals[0]) / (len(self.arrivals) - 1)
 
 
+class StreamError(Exception):
+    """The server did not do what the benchmark needs."""
+
+
 class _Connection(asyncio.Protocol):
     def __init__(self, request: bytes) -> None:
         self._request = request
         self._tail = b""
+        self._tokens = 0
         self.record = StreamRecord(time.perf_counter())
-        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[None] = loop.create_future()  # done with the first bytes
+        self.closed: asyncio.Future[None] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
         self.record.sent = time.perf_counter()
-        transport.write(self._request)
+        self.transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
         if not self.record.status:
             self.record.status = int(data[9:12])
+            data = data.partition(b"\r\n\r\n")[2]
         text = self._tail + data
-        self.record.arrivals += [now] * text.count(EVENT)
+        # Each event has one space beside those of its words, and so has the end.
+        self._tokens += data.count(b" ") - text.count(EVENT) - text.count(END)
+        arrivals = self.record.arrivals
+        arrivals += [now] * (self._tokens - len(arrivals))
+        if arrivals and not self.begun.done():
+            self.begun.set_result(None)
         if END in text:
+            del arrivals[self._tokens :]
             self.record.done = True
-            self._transport.close()
+            self.transport.close()
         # Keep what may be the beginning of a marker, but never a whole one again.
         self._tail = text[-(len(EVENT) - 1) :]
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self.closed.done():
-            self.closed.set_result(None)
+        for future in (self.begun, self.closed):
+            if not future.done():
+                future.set_result(None)
 
 
-async def stream(url: str, body: dict[str, Any]) -> StreamRecord:
-    """POST one streaming request and read it to its end. The last event bears no token."""
+async def _open(url: str, body: dict[str, Any]) -> _Connection:
     parts = urlsplit(url)
     content = json.dumps(body | {"stream": True}).encode()
     head = (
         f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     )
-    loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(
+    _, connection = await asyncio.get_running_loop().create_connection(
         lambda: _Connection(head.encode() + content), parts.hostname or "", parts.port or 80
     )
+    return connection
+
+
+async def stream(url: str, body: dict[str, Any]) -> StreamRecord:
+    """POST one streaming request and read it to its end."""
+    connection = await _open(url, body)
     await connection.closed
     return connection.record
+
+
+@asynccontextmanager
+async def held_streams(url: str, bodies: list[dict[str, Any]]) -> AsyncIterator[list[StreamRecord]]:
+    """Streams that all have their first token; they are cut off at the end.
+
+    Raises StreamError if one was refused, or ended before that.
+    """
+    connections = await asyncio.gather(*(_open(url, body) for body in bodies))
+    try:
+        await asyncio.gather(*(connection.begun for connection in connections))
+        yield [connection.record for connection in connections]
+        if ended := [c.record for c in connections if c.closed.done() or c.record.status != 200]:
+            raise StreamError(f"{len(ended)} streams ended early, with status {ended[0].status}")
+    finally:
+        for connection in connections:
+            connection.transport.close()
+        await asyncio.gather(*(connection.closed for connection in connections))
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -1,0 +1,82 @@
+"""`headrace serve` as a child process of a benchmark, and its metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+READY_SECONDS = 120
+
+
+class ServeFailed(Exception):
+    """The server did not start; the text is the end of its log."""
+
+
+@contextmanager
+def serving(*words: str) -> Iterator[str]:
+    """Serve on a free port with these arguments; yields the base URL. Raises ServeFailed."""
+    command = [sys.executable, "-P", "-m", "services.launcher", "serve", *words, "--port", "0"]
+    with tempfile.TemporaryFile("w+b") as log:
+        process = subprocess.Popen(
+            command, stderr=log, cwd=Path(__file__).parents[1], start_new_session=True
+        )
+        try:
+            yield _wait_ready(process, log.fileno())
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_ready(process: subprocess.Popen[bytes], log: int) -> str:
+    deadline = time.monotonic() + READY_SECONDS
+    while True:
+        text = os.pread(log, 1 << 20, 0).decode(errors="replace")
+        if found := re.search(r"ready after .* at (\S+)/v1", text):
+            return found[1]
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise ServeFailed(text[-2000:].strip())
+        time.sleep(0.1)
+
+
+class Metrics:
+    """One scrape of a mesh."""
+
+    def __init__(self, exposition: str) -> None:
+        self._samples = [
+            sample
+            for family in text_string_to_metric_families(exposition)
+            for sample in family.samples
+        ]
+
+    @classmethod
+    async def of(cls, url: str) -> Metrics:
+        return cls(await asyncio.to_thread(_get, f"{url}/metrics"))
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of the samples that bear these labels."""
+        return sum(
+            sample.value
+            for sample in self._samples
+            if sample.name == f"headrace_{name}" and labels.items() <= sample.labels.items()
+        )
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as response:
+        text: str = response.read().decode()
+        return text
