@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 from starlette.requests import Request
@@ -149,12 +150,12 @@ class _Exchange:
         """What the log says of the exchange: no text of prompts or answers."""
         now = time.perf_counter()
         arrived, first = self._flight.arrived, self._flight.first_token_at
-        finishes = [choice.finished for choice in self._collector.choices]
+        reasons = [one.finished.reason for one in self._collector.choices if one.finished]
         known: dict[str, Any] = {
             "id": self._shape.id,
             "status": int(self.failed.failure.status) if self.failed else 200,
             "stream": self._request.stream,
-            "finish": [FINISH_REASONS[one.reason] if one else None for one in finishes],
+            "finish": dict(Counter(FINISH_REASONS[reason] for reason in reasons)),
             **usage_of(self._request, self._collector.choices),
             "seconds": round(now - arrived, 4),
             "first_token_seconds": None if first is None else round(first - arrived, 4),

@@ -245,7 +245,7 @@ async def test_one_line_for_each_request(mesh: ScriptedMesh, client: httpx.Async
     assert debug["fields"] == ["frobnicate"]
     assert done["event"] == "request"
     assert done["request_id"] == "mine"
-    assert (done["status"], done["finish"], done["stream"]) == (200, ["length"], False)
+    assert (done["status"], done["finish"], done["stream"]) == (200, {"length": 1}, False)
     assert (done["prompt_tokens"], done["completion_tokens"]) == (3, 2)
     assert 0 < done["first_token_seconds"] <= done["seconds"]
     assert "aborted" not in done
