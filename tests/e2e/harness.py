@@ -47,9 +47,13 @@ class RunningMesh:
         text: str = self.complete(prompt, **options)["choices"][0]["text"]
         return text
 
-    def metric(self, name: str, **labels: str) -> float:
+    def another_client(self) -> httpx.Client:
+        """A client with connections of its own."""
+        return httpx.Client(base_url=self.url, timeout=120)
+
+    def metric(self, name: str, *, client: httpx.Client | None = None, **labels: str) -> float:
         """The sum of a metric's samples that bear these labels."""
-        families = text_string_to_metric_families(self.client.get("/metrics").text)
+        families = text_string_to_metric_families((client or self.client).get("/metrics").text)
         return sum(
             sample.value
             for family in families

@@ -1,0 +1,44 @@
+"""Characters of several tokens, prompts that end inside one, and special tokens."""
+
+from __future__ import annotations
+
+import pytest
+from harness import RunningMesh
+from reference import Reference
+from sse import stream
+
+TEXTS = ["🫠🫠🫠🫠🫠🫠", "𠮷野家", "สวัสดีครับ", "မင်္ဂလာပါ", "🇨🇭🇨🇭🇨🇭", "👩🏽‍🚀👩🏽‍🚀", "naïve café"]
+
+
+@pytest.mark.parametrize("prompt", TEXTS)
+def test_streams_hold_whole_characters(
+    mesh: RunningMesh, reference: Reference, prompt: str
+) -> None:
+    """R007"""
+    streamed = stream(mesh, prompt=prompt, temperature=0, max_tokens=30)
+    whole = mesh.text(prompt, max_tokens=30)
+    ids = reference.tokenizer.encode(prompt).ids
+    assert streamed.text == whole == reference.expect(ids, 30).text
+    if "\ufffd" not in whole:
+        assert not any("\ufffd" in piece for piece in streamed.pieces)
+
+
+def test_a_prompt_that_ends_inside_a_character(mesh: RunningMesh, reference: Reference) -> None:
+    """R008: the prompt is not repeated in the first delta."""
+    ids = reference.tokenizer.encode("Hello 𠮷").ids[:-1]
+    streamed = stream(mesh, prompt=ids, temperature=0, max_tokens=4)
+    assert "Hello" not in streamed.text
+    assert streamed.text == mesh.text(ids, max_tokens=4)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, " leading", "two\n\nlines", "12345", "<|im_end|>"])
+def test_tokenize_and_back(mesh: RunningMesh, reference: Reference, text: str) -> None:
+    answer = mesh.post("/tokenize", prompt=text).json()
+    assert answer["tokens"] == reference.tokenizer.encode(text).ids
+    assert answer["count"] == len(answer["tokens"])
+    assert answer["max_model_len"] == 8192
+    assert mesh.post("/detokenize", tokens=answer["tokens"]).json()["prompt"] == text
+
+
+def test_each_digit_is_a_token(mesh: RunningMesh) -> None:
+    assert mesh.post("/tokenize", prompt="1234567890").json()["count"] == 10

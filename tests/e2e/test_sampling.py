@@ -1,0 +1,68 @@
+"""Seeds and temperatures: a request's tokens depend on nothing but the request."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from harness import RunningMesh, running_mesh
+
+SEEDED = {"temperature": 0.9, "seed": 123, "max_tokens": 20}
+PROMPTS = ["The sky is", "One, two,", "Water boils at", "import os", "My name is"]
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-4, 1e-5, 1e-6, 1e-12])
+def test_tiny_temperatures_are_greedy(mesh: RunningMesh, temperature: float) -> None:
+    """R014, beside greedy neighbours in one batch."""
+    alone = [mesh.text(prompt, max_tokens=8) for prompt in PROMPTS]
+
+    def ask(prompt: str) -> str:
+        return mesh.text(prompt, max_tokens=8, temperature=temperature, seed=3)
+
+    with ThreadPoolExecutor(10) as pool:
+        neighbours = [pool.submit(mesh.text, prompt, max_tokens=8) for prompt in PROMPTS]
+        assert list(pool.map(ask, PROMPTS)) == alone
+        assert [neighbour.result() for neighbour in neighbours] == alone
+
+
+def test_a_tiny_top_p_is_greedy(mesh: RunningMesh) -> None:
+    for prompt in PROMPTS:
+        text = mesh.text(prompt, max_tokens=8, temperature=1, top_p=1e-4)
+        assert text == mesh.text(prompt, max_tokens=8)
+
+
+def test_a_seed_gives_one_text(mesh: RunningMesh, model_dir: Path) -> None:
+    """R035: alone, in a crowd, and after a restart; unseeded neighbours differ."""
+    texts = [mesh.text("Once", **SEEDED) for _ in range(3)]
+    with ThreadPoolExecutor(16) as pool:
+        crowd = [pool.submit(mesh.text, "Once", temperature=0.9, max_tokens=20) for _ in range(8)]
+        texts += pool.map(lambda _: mesh.text("Once", **SEEDED), range(3))
+        assert len({one.result() for one in crowd}) > 1
+    with running_mesh(model_dir, "--dtype", "float32", "--tokenizers", "2") as other:
+        texts.append(other.text("Once", **SEEDED))
+    assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**31, 2**63 - 1])
+def test_seeds_accepted(mesh: RunningMesh, seed: int) -> None:
+    texts = {mesh.text("Once", temperature=1, seed=seed, max_tokens=8) for _ in range(2)}
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, -(2**63), 2**70])
+def test_odd_seeds_never_fail_inside(mesh: RunningMesh, seed: int) -> None:
+    response = mesh.post("/v1/completions", prompt="Once", seed=seed, max_tokens=2)
+    assert response.status_code in (200, 400)
+
+
+def test_many_wild_requests_end_well(mesh: RunningMesh) -> None:
+    """R010: no sequence of ids breaks the decoder."""
+
+    def ask(seed: int) -> str:
+        answer = mesh.complete("a", temperature=2, max_tokens=60, seed=seed)
+        reason: str = answer["choices"][0]["finish_reason"]
+        return reason
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(ask, range(64))) <= {"length", "stop"}
