@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import RunningMesh, running_mesh
-from reference import Reference
+
+from tests.e2e.harness import RunningMesh, running_mesh
+from tests.e2e.reference import Reference
 
 
 @pytest.fixture(scope="session")

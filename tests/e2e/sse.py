@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import httpx
-from harness import MODEL, RunningMesh
+
+from tests.e2e.harness import MODEL, RunningMesh
 
 
 @dataclass(frozen=True, slots=True)

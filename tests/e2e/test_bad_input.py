@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from harness import MODEL, RunningMesh
+
+from tests.e2e.harness import MODEL, RunningMesh
 
 JSON = {"Content-Type": "application/json"}
 ROUTES = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from harness import RunningMesh
-from reference import Reference
-from sse import stream
+
+from tests.e2e.harness import RunningMesh
+from tests.e2e.reference import Reference
+from tests.e2e.sse import stream
 
 TEXTS = ["🫠🫠🫠🫠🫠🫠", "𠮷野家", "สวัสดีครับ", "မင်္ဂလာပါ", "🇨🇭🇨🇭🇨🇭", "👩🏽‍🚀👩🏽‍🚀", "naïve café"]
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from harness import MODEL, RunningMesh
+
+from tests.e2e.harness import MODEL, RunningMesh
 
 ENDLESS: dict[str, Any] = {
     "model": MODEL,

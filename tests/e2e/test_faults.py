@@ -10,7 +10,8 @@ from typing import Any
 
 import openai
 import pytest
-from harness import MODEL, READY_SECONDS, RunningMesh, running_mesh
+
+from tests.e2e.harness import MODEL, READY_SECONDS, RunningMesh, running_mesh
 
 PROMPT = "The history of the water mill begins"
 TOKENS = 60

@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from harness import RunningMesh, running_mesh
-from reference import NEW_TOKENS, Expected, Reference
+
+from tests.e2e.harness import RunningMesh, running_mesh
+from tests.e2e.reference import NEW_TOKENS, Expected, Reference
 
 
 def outcome(mesh: RunningMesh, prompt: list[int]) -> tuple[str, int, str]:

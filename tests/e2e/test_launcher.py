@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from harness import RunningMesh, running_mesh
+
+from tests.e2e.harness import RunningMesh, running_mesh
 
 PROMPT = "The history of the water mill begins"
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import openai
 import pytest
-from harness import MODEL, RunningMesh, running_mesh
+
+from tests.e2e.harness import MODEL, RunningMesh, running_mesh
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [
     {"role": "system", "content": "Answer briefly."},

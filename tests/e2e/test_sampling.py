@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from harness import RunningMesh, running_mesh
+
+from tests.e2e.harness import RunningMesh, running_mesh
 
 SEEDED = {"temperature": 0.9, "seed": 123, "max_tokens": 20}
 PROMPTS = ["The sky is", "One, two,", "Water boils at", "import os", "My name is"]

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
-from harness import RunningMesh, running_mesh
-from reference import Reference
+
+from tests.e2e.harness import RunningMesh, running_mesh
+from tests.e2e.reference import Reference
 
 
 def test_two_of_each(model_dir: Path, reference: Reference) -> None:

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from harness import MODEL, RunningMesh, running_mesh
+
+from tests.e2e.harness import MODEL, RunningMesh, running_mesh
 
 SIM = ("--device", "simulated", "--max-num-seqs", "48", "--num-gpu-blocks-override", "400")
 

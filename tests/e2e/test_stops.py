@@ -6,8 +6,9 @@ import itertools
 from typing import Any
 
 import pytest
-from harness import RunningMesh
-from sse import stream
+
+from tests.e2e.harness import RunningMesh
+from tests.e2e.sse import stream
 
 PROMPT = "one two three four"
 CHAT = {"messages": [{"role": "user", "content": "Say hi."}], "temperature": 0}

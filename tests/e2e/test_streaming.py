@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from harness import RunningMesh
-from sse import stream
+
+from tests.e2e.harness import RunningMesh
+from tests.e2e.sse import stream
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Say hi."}], "temperature": 0}
 

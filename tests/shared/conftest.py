@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import uvloop
-from mesh_member import IpcMembers, TcpMembers
 
 from shared.types import ServiceName
+from tests.shared.mesh_member import IpcMembers, TcpMembers
 
 
 @pytest.hookimpl(optionalhook=True)

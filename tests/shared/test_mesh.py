@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 import zmq
-from mesh_member import PATIENCE, IpcMembers, Member, TcpMembers, raw_push, until
 
 from shared.codec import encode
 from shared.messages import Abort
 from shared.types import Incarnation, RequestId, ServiceName
+from tests.shared.mesh_member import PATIENCE, IpcMembers, Member, TcpMembers, raw_push, until
 
 GATEWAY, TOKENIZER, SCHEDULER = ServiceName.GATEWAY, ServiceName.TOKENIZER, ServiceName.SCHEDULER
 

@@ -13,12 +13,12 @@ import time
 
 import pytest
 import zmq
-from mesh_member import IpcMembers, Member, raw_push, until
 
 from shared.codec import MAX_FRAME_BYTES, encode
 from shared.mesh import inbox, peer
 from shared.messages import Abort
 from shared.types import RequestId, ServiceName
+from tests.shared.mesh_member import IpcMembers, Member, raw_push, until
 
 GATEWAY, TOKENIZER = ServiceName.GATEWAY, ServiceName.TOKENIZER
 CAPACITY = inbox.HIGH_WATER_MARK + peer.HIGH_WATER_MARK  # frames

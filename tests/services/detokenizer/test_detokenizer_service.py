@@ -132,6 +132,6 @@ async def test_an_abort_ends_a_request_without_an_answer(stations: Stations) -> 
 async def test_a_model_without_a_tokenizer_is_a_bad_setting(
     stations: Stations, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"vocab_size": 5}')
     with pytest.raises(BadSetting, match=r"tokenizer\.json"):
         stations.service(DetokenizerService, model=str(tmp_path))

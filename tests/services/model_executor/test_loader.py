@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import COMMON, make_runner, save
 
 from services.model_executor.loader import choose_device
 from shared.service import StartError
 from shared.settings import Settings
+from tests.services.model_executor.tiny_models import COMMON, make_runner, save
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "bias instead of positions": ("BloomConfig", {"n_layer": 2, "n_head": 4}, "attention layers"),

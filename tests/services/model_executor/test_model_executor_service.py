@@ -7,13 +7,12 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
-from plan_maker import PlanMaker, Running
-
 from services.model_executor.service import ModelExecutorService
 from shared.messages import Announce, MetricsReply, MetricsRequest, Plan, StepResult
 from shared.sampling import SamplingParams
 from shared.settings import Settings
 from shared.types import FinishReason, Handle, RequestId, ServiceName, int32s
+from tests.services.model_executor.plan_maker import PlanMaker, Running
 
 if TYPE_CHECKING:
     from tests.conftest import Station, Stations

@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from plan_maker import PlanMaker, Running
-from tiny_models import COMMON, EPOCH, VOCAB, greedy, make_runner, save
 from transformers import AutoModelForCausalLM
 
 from services.model_executor.runner import ModelRunner
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, Handle
+from tests.services.model_executor.plan_maker import PlanMaker, Running
+from tests.services.model_executor.tiny_models import (
+    COMMON,
+    EPOCH,
+    VOCAB,
+    greedy,
+    make_runner,
+    save,
+)
 
 PROMPTS = ([5], [3, 1, 4, 1, 5], [(7 * i + 2) % VOCAB for i in range(33)], [88, 0, 17] * 6)
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_maker import PlanMaker, Running
-from tiny_models import COMMON, EPOCH, MAX_MODEL_LEN, VOCAB, greedy, make_runner, save
 from transformers import LlamaConfig
 
 from services.model_executor.batch import PlanMisfit
@@ -20,6 +18,16 @@ from shared.model import ModelInfo
 from shared.sampling import SamplingParams
 from shared.service import StartError
 from shared.types import FinishReason, Handle, int32s
+from tests.services.model_executor.plan_maker import PlanMaker, Running
+from tests.services.model_executor.tiny_models import (
+    COMMON,
+    EPOCH,
+    MAX_MODEL_LEN,
+    VOCAB,
+    greedy,
+    make_runner,
+    save,
+)
 
 
 @pytest.fixture(scope="module")

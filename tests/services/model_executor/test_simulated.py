@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plan_maker import PlanMaker, Running
 from tokenizers import Tokenizer
 
 from services.model_executor.results import Span, StepOutput
@@ -18,6 +17,7 @@ from shared.sampling import SamplingParams
 from shared.service import StartError
 from shared.settings import Settings
 from shared.types import FinishReason, Handle, Incarnation, int32s
+from tests.services.model_executor.plan_maker import PlanMaker, Running
 
 EPOCH = Incarnation(7)
 PROMPT = [504, 3575, 282]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from plan_maker import Running
 from transformers import AutoModelForCausalLM
 
 from services.model_executor.runner import ModelRunner
@@ -14,6 +13,7 @@ from shared.model import ModelInfo
 from shared.sampling import SamplingParams
 from shared.settings import Settings
 from shared.types import Handle, Incarnation
+from tests.services.model_executor.plan_maker import Running
 
 EPOCH = Incarnation(7)
 VOCAB = 89

@@ -28,8 +28,8 @@ from shared.types import RequestId, int32s
 capacities = st.builds(
     Announce,
     fingerprint=st.just("model"),
-    num_blocks=st.integers(1, 12),
-    block_size=st.integers(1, 5),
+    num_blocks=st.integers(3, 16),
+    block_size=st.integers(1, 4),
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 24),
     max_model_len=st.integers(2, 48),
@@ -58,7 +58,7 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(
         target=ids,
-        prompt=st.integers(0, 30),
+        prompt=st.integers(0, 12) | st.integers(0, 40),
         max_tokens=st.none() | st.integers(0, 30),
         ignore_eos=st.booleans(),
     )
@@ -112,6 +112,14 @@ class Scheduling(RuleBasedStateMachine):
         result, self.under_way = self.under_way, None
         assert result is not None
         self._apply(result)
+
+    @precondition(lambda self: self.executor is not None)
+    @rule(count=st.integers(1, 12))
+    def iterate(self, count: int) -> None:
+        for _ in range(count):
+            if self.under_way is not None:
+                self.apply()
+            self.plan()
 
     @precondition(lambda self: self.past)
     @rule(data=st.data())
@@ -232,8 +240,8 @@ class Scheduling(RuleBasedStateMachine):
 CAPACITY_AT_THE_END = Announce("model", 3, 4, 2, 7, 20)
 TestScheduling = Scheduling.TestCase
 TestScheduling.settings = settings(
-    max_examples=150,
-    stateful_step_count=60,
+    max_examples=200,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
