@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from strict_executor import StrictExecutor, finish_of, token_of
-
 from services.scheduler.core import SchedulerCore
 from services.scheduler.sequence import Sequence
 from shared.messages import Announce, Failure, Plan, Route, StepResult, Submit
 from shared.sampling import SamplingParams
 from shared.types import RequestId, int32s
+from tests.services.scheduler.strict_executor import StrictExecutor, finish_of, token_of
 
 ROUTE = Route("gateway.0", "detokenizer.0")
 CAPACITY = Announce(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from core_bench import ROUTE, assert_complete, assert_idle
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,13 +16,14 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from strict_executor import StrictExecutor
 
 from services.scheduler.core import MAX_EXECUTOR_DEATHS, SchedulerCore
 from services.scheduler.sequence import Sequence
 from shared.messages import Announce, Failure, StepResult, Submit
 from shared.sampling import SamplingParams
 from shared.types import RequestId, int32s
+from tests.services.scheduler.core_bench import ROUTE, assert_complete, assert_idle
+from tests.services.scheduler.strict_executor import StrictExecutor
 
 capacities = st.builds(
     Announce,
