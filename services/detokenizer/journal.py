@@ -66,12 +66,11 @@ class Journal:
         self.next_position += 1
         if not finish and self._stops is None:
             return self._decoder.push(token_id)
-        return self._take_checked(token_id, FinishReason(finish))
+        return self._take_checked(token_id, finish)
 
-    def _take_checked(self, token_id: int, finish: FinishReason) -> str:
-        ends = finish is not FinishReason.NONE
+    def _take_checked(self, token_id: int, finish: int) -> str:
         text = "" if self._is_hidden(finish) else self._decoder.push(token_id)
-        if ends:
+        if finish:
             text += self._decoder.flush()
         if self._stops is not None:
             armed = len(self.output) > self.params.min_tokens
@@ -79,16 +78,17 @@ class Journal:
             if stop is not None:
                 self.finished = self._end(FinishReason.STOP, stop)
                 return text
-            if ends:
+            if finish:
                 text += self._stops.flush()
-        if ends:
-            stopped = finish is FinishReason.STOP
-            self.finished = self._end(finish, self._stop_reason(token_id) if stopped else None)
+        if finish:
+            stopped = finish == FinishReason.STOP
+            reason = self._stop_reason(token_id) if stopped else None
+            self.finished = self._end(FinishReason(finish), reason)
         return text
 
-    def _is_hidden(self, finish: FinishReason) -> bool:
+    def _is_hidden(self, finish: int) -> bool:
         """An end token is no text unless stop strings are asked for too."""
-        return finish is FinishReason.STOP and not self.params.include_stop_str_in_output
+        return finish == FinishReason.STOP and not self.params.include_stop_str_in_output
 
     def _stop_reason(self, token_id: int) -> str | int | None:
         """What the client named; None for the model's own end."""

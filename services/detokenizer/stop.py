@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 
@@ -23,7 +24,7 @@ class _Pattern:
         pattern, borders = self.text, self._borders
         place, size = 0, len(pattern)
         while place < len(text):
-            if state == 0:  # the usual case: let C look for the beginning
+            if state == 0:
                 place = text.find(pattern[0], place)
                 if place < 0:
                     break
@@ -59,21 +60,27 @@ class StopMatcher:
     does not depend on how the text was cut into pieces.
     """
 
-    __slots__ = ("_held", "_include", "_patterns", "_states")
+    __slots__ = ("_beginning", "_held", "_include", "_patterns", "_states")
 
     def __init__(self, stops: Iterable[str], *, include: bool) -> None:
         """`include`: the stop string belongs to the text."""
         self._patterns = [_Pattern(stop) for stop in stops if stop]
         self._states = [0] * len(self._patterns)
-        self._held = ""  # the end of the text, which may be the beginning of a stop string
+        self._held = ""  # the end of the text, as long as the longest of `_states`
+        firsts = "".join(re.escape(pattern.text[0]) for pattern in self._patterns)
+        self._beginning = re.compile(f"[{firsts}]" if firsts else "(?!)")
         self._include = include
 
     def feed(self, text: str, *, armed: bool = True) -> tuple[str, str | None]:
         """The text that can be sent now, and the stop string at its end if one was found."""
+        if not self._held and self._beginning.search(text) is None:
+            return text, None  # the usual case
         found: tuple[int, int, str] | None = None  # end in `text`, minus the length, stop string
         for place, pattern in enumerate(self._patterns):
-            state, end = pattern.advance(self._states[place], text, armed)
-            self._states[place] = state
+            state = self._states[place]
+            if state == 0 and pattern.text[0] not in text:
+                continue
+            self._states[place], end = pattern.advance(state, text, armed)
             if end and (found is None or (end, -len(pattern.text)) < found[:2]):
                 found = (end, -len(pattern.text), pattern.text)
         whole = self._held + text

@@ -107,6 +107,12 @@ def test_examples(parts: list[str], stop: str, sent: list[str]) -> None:
     assert got == sent
 
 
+@pytest.mark.parametrize("stop", ["]x", "^x", "-x", "\\x", "[x", ".x", " x", "\nx", "日x"])
+def test_any_character_may_begin_a_stop_string(stop: str) -> None:
+    matcher = StopMatcher(["a-z", stop], include=False)
+    assert run(matcher, ["0", "8", stop[0], "x", "9"]) == (["0", "8", "", ""], stop)
+
+
 def test_every_place_of_a_text_is_found_in_every_cut() -> None:
     """Stop strings cut out of a text at any place, of any length, with tokens of any length."""
     text = "one two three four, five: six\n\nseven"
