@@ -76,5 +76,5 @@ class Sequence:
             detokenizer=self.route.detokenizer,
             prompt_tokens=self.num_prompt,
             params=self.params,
-            token_ids=self.token_ids,
+            token_ids=self.token_ids,  # no copy: the plan is encoded at once
         )

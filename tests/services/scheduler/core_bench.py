@@ -68,11 +68,11 @@ class Bench:
         return self.executor.execute(plan)
 
     def apply(self, result: StepResult) -> None:
-        names = {sequence.handle: name for name, sequence in self.accepted.items()}
+        names = {int(sequence.handle): name for name, sequence in self.accepted.items()}
         self.core.apply(result)
         for handle, finish in zip(result.handles, result.finishes, strict=True):
-            if finish:
-                self.ended.append(names[handle])  # type: ignore[index]
+            if finish and handle in names:
+                self.ended.append(names[handle])
 
     def step(self) -> Plan:
         self.apply(self.plan())
