@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from services.model_executor.batch import PersistentBatch, Rows
+from services.model_executor.batch import Ints, PersistentBatch, Rows
 from services.model_executor.results import Span, StepOutput, step_output
 from shared.messages import Announce, Plan
 from shared.model import ModelInfo
@@ -18,8 +19,8 @@ from shared.types import FinishReason, Incarnation
 class Computed(NamedTuple):
     """What an iteration gave for the rows that sample."""
 
-    tokens: Sequence[int]
-    broken: Sequence[bool]  # whether a row's logits are no numbers
+    tokens: Ints
+    broken: NDArray[np.bool_]  # whether a row's logits are no numbers
     span: Span
 
 
@@ -50,19 +51,24 @@ class Backend(ABC):
         """
         rows = self._batch.apply(plan)
         tokens, broken, span = self._compute(rows, arrived)
-        slots, positions = rows.sampling_slots.tolist(), rows.positions.tolist()
-        finishes = bytes(map(self._finish, slots, positions, tokens, broken))
+        finishes = self._finish(rows, tokens, broken)
         return step_output(epoch, plan.step, self._batch, rows, tokens, finishes, span)
 
     @abstractmethod
     def _compute(self, rows: Rows, arrived: float | None) -> Computed:
         """Run the rows and put what they sample into the batch's tokens."""
 
-    def _finish(self, slot: int, position: int, token: int, broken: bool) -> FinishReason:
-        """Whether a slot's sequence ends with this token; if so it runs no more."""
-        reason = self._batch.rules[slot].reason(token, position)
-        if broken:
-            reason = FinishReason.ERROR
-        if reason is not FinishReason.NONE:
-            self._batch.finish(slot)
-        return reason
+    def _finish(self, rows: Rows, tokens: Ints, broken: NDArray[np.bool_]) -> bytes:
+        """A FinishReason for each row that samples; the sequences that end run no more."""
+        reasons = bytearray(len(tokens))
+        # Nearly all go on, and only the others are looked at one by one.
+        for index in np.flatnonzero(broken | self._batch.may_end(rows, tokens)).tolist():
+            slot = int(rows.sampling_slots[index])
+            rules, position = self._batch.rules[slot], int(rows.positions[index])
+            reason = rules.reason(int(tokens[index]), position)
+            if broken[index]:
+                reason = FinishReason.ERROR
+            if reason is not FinishReason.NONE:
+                self._batch.finish(slot)
+            reasons[index] = reason
+        return bytes(reasons)

@@ -74,6 +74,8 @@ class PersistentBatch:
         self._lengths = np.zeros(slots, np.int64)
         self._num_blocks = np.zeros(slots, np.int64)
         self._first_ends = np.zeros(slots, np.int64)
+        self._lasts = np.zeros(slots, np.int64)
+        self._end_ids = np.zeros(vocab_size, np.bool_)  # of any sequence there has been
         self._taken = np.zeros(slots, np.bool_)
         self._finished = np.zeros(slots, np.bool_)
 
@@ -96,6 +98,11 @@ class PersistentBatch:
         """The sequence in this slot has sampled its last token."""
         self._finished[slot] = True
         self.num_running -= 1
+
+    def may_end(self, rows: Rows, tokens: Ints) -> NDArray[np.bool_]:
+        """Which of the sampling rows may end with these tokens; of the others it is certain."""
+        last: NDArray[np.bool_] = rows.positions >= self._lasts[rows.sampling_slots]
+        return last | self._end_ids[tokens]
 
     def held_ends(self, rows: Rows) -> list[tuple[int, frozenset[int]]]:
         """(index among the sampling rows, end ids) of those that may not end yet."""
@@ -133,6 +140,9 @@ class PersistentBatch:
         )
         self.rules[slot] = rules
         self._first_ends[slot] = rules.first_end
+        self._lasts[slot] = rules.last
+        vocab_size = self._vocab_size
+        self._end_ids[[token for token in rules.end_ids if 0 <= token < vocab_size]] = True
         self.handles[slot] = sequence.handle
         self.detokenizers[slot] = sequence.detokenizer
         self.sampling.greedy[slot] = params.greedy

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from services.model_executor.batch import PersistentBatch, Rows
+import numpy as np
+from numpy.typing import NDArray
+
+from services.model_executor.batch import Ints, PersistentBatch, Rows
 from shared.messages import StepResult
-from shared.types import Incarnation, Int32s, int32s
+from shared.types import Incarnation, Int32s, int32s_from_bytes
 
 
 class Span(NamedTuple):
@@ -35,31 +37,24 @@ def step_output(
     step: int,
     batch: PersistentBatch,
     rows: Rows,
-    tokens: Sequence[int],
+    tokens: Ints,
     finishes: bytes,
     span: Span,
 ) -> StepOutput:
     """`tokens` and `finishes` are those of the rows that sample."""
     slots = rows.sampling_slots
-    handles = batch.handles[slots].tolist()
-    positions = rows.positions.tolist()
-
-    def result(indices: Sequence[int]) -> StepResult:
-        return StepResult(
-            epoch=epoch,
-            step=step,
-            handles=_take(handles, indices),
-            positions=_take(positions, indices),
-            token_ids=_take(tokens, indices),
-            finishes=bytes([finishes[index] for index in indices]),
-        )
-
-    by_name: dict[str, list[int]] = {}
-    for index, slot in enumerate(slots.tolist()):
-        by_name.setdefault(batch.detokenizers[slot], []).append(index)
+    columns = (batch.handles[slots], rows.positions, tokens, np.frombuffer(finishes, np.uint8))
+    detokenizers = [batch.detokenizers[slot] for slot in slots.tolist()]
+    whole = _result(epoch, step, *columns)
+    by_name = dict.fromkeys(detokenizers, whole)
+    if len(by_name) > 1:
+        names = np.array(detokenizers)
+        for name in by_name:
+            own = names == name
+            by_name[name] = _result(epoch, step, *(column[own] for column in columns))
     return StepOutput(
-        scheduler=result(range(len(slots))),
-        detokenizers={name: result(indices) for name, indices in by_name.items()},
+        scheduler=whole,
+        detokenizers=by_name,
         prefill_tokens=rows.prefill_tokens,
         decode_tokens=rows.decode_tokens,
         num_running=batch.num_running,
@@ -67,5 +62,23 @@ def step_output(
     )
 
 
-def _take(column: Sequence[int], indices: Sequence[int]) -> Int32s:
-    return int32s([column[index] for index in indices])
+def _result(
+    epoch: Incarnation,
+    step: int,
+    handles: NDArray[np.int32],
+    positions: Ints,
+    tokens: Ints,
+    finishes: NDArray[np.uint8],
+) -> StepResult:
+    return StepResult(
+        epoch=epoch,
+        step=step,
+        handles=_int32s(handles),
+        positions=_int32s(positions),
+        token_ids=_int32s(tokens),
+        finishes=finishes.tobytes(),
+    )
+
+
+def _int32s(column: NDArray[Any]) -> Int32s:
+    return int32s_from_bytes(column.astype("<i4").tobytes())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.paged_batch import PagedBatch
@@ -52,7 +54,9 @@ class ModelRunner(Backend):
     @torch.inference_mode()
     def _compute(self, rows: Rows, arrived: float | None) -> Computed:
         began = time.monotonic()
-        tokens, broken = self._sample(self._forward(rows), rows) if len(rows.slots) else ([], [])
+        if not len(rows.slots):  # all of them had finished
+            return Computed(np.zeros(0, np.int64), np.zeros(0, np.bool_), Span(began, began))
+        tokens, broken = self._sample(self._forward(rows), rows)
         return Computed(tokens, broken, Span(began, time.monotonic()))
 
     def _forward(self, rows: Rows) -> Tensor:
@@ -77,7 +81,7 @@ class ModelRunner(Backend):
             CachedPass(paged, self._caches),
         )
 
-    def _sample(self, logits: Tensor, rows: Rows) -> tuple[list[int], list[bool]]:
+    def _sample(self, logits: Tensor, rows: Rows) -> tuple[Ints, NDArray[np.bool_]]:
         """The tokens, also put into the batch, and whether a row's logits are no numbers."""
         for index, end_ids in self._batch.held_ends(rows):
             logits[index, sorted(end_ids)] = float("-inf")
@@ -85,7 +89,7 @@ class ModelRunner(Backend):
         tokens = sample(logits, columns, rows.positions)
         slots, positions = self._upload(rows.sampling_slots), self._upload(rows.positions)
         self._batch.tokens[slots, positions] = tokens.to(torch.int32)
-        return tokens.tolist(), logits.amax(-1).isnan().tolist()
+        return tokens.cpu().numpy(), logits.amax(-1).isnan().cpu().numpy()
 
     def _upload(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

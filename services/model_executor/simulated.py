@@ -62,7 +62,7 @@ class SimulatedBackend(Backend):
             self._ended += self._simulation.seconds(rows.prefill_tokens, rows.decode_tokens)
         tokens = self._sample(rows)
         time.sleep(max(0.0, self._ended - time.monotonic()))
-        return Computed(tokens.tolist(), [False] * len(tokens), Span(began, self._ended))
+        return Computed(tokens, np.zeros(len(tokens), np.bool_), Span(began, self._ended))
 
     def _sample(self, rows: Rows) -> Ints:
         """A token for each row that samples: a function of what goes before, position and seed."""
