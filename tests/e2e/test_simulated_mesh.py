@@ -38,6 +38,11 @@ def test_a_crowd_gets_what_each_gets_alone(simulated: RunningMesh) -> None:
     assert simulated.metric("headrace_num_preemptions_total") > 0
 
 
+def test_the_example_of_the_documentation(simulated: RunningMesh) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "simulated.md").read_text()
+    assert f'"text":"{simulated.text("The mill", max_tokens=12)}"' in page
+
+
 def test_the_executors_time_is_accounted_for(simulated: RunningMesh) -> None:
     names = [f"headrace_executor_{kind}_seconds_total" for kind in ("busy", "bubble", "idle")]
     before = [simulated.metric(name) for name in names]
