@@ -1,7 +1,7 @@
 """Messages to frames and back: msgpack arrays, decoded strictly against the dataclasses' types.
 
-A frame is `[version, tag, service, name, incarnation, [field, ...]]`. Nothing in a frame is
-trusted: any deviation raises `BadFrame`, and nothing else is ever raised by `decode`.
+A frame is `[version, tag, service, name, incarnation, sent, [field, ...]]`. Nothing in a frame
+is trusted: any deviation raises `BadFrame`, and nothing else is ever raised by `decode`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgpack
 from shared.messages import REGISTRY, Message
 from shared.types import Incarnation, ServiceName, int32s_from_bytes, int32s_to_bytes
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME_BYTES = 32 * 1024 * 1024  # a 4 MiB body of ids stays far below this
 
 Convert = Callable[[Any], Any]
@@ -37,30 +37,30 @@ class Identity:
     incarnation: Incarnation
 
 
-def encode(message: Message, sender: Identity) -> bytes:
-    """The frame of `message`."""
+def encode(message: Message, sender: Identity, sent: int = 0) -> bytes:
+    """The frame of `message`; `sent` is the sender's monotonic time, ns."""
     kind = type(message)
-    header = [VERSION, _TAGS[kind], sender.service, sender.name, sender.incarnation]
+    header = [VERSION, _TAGS[kind], sender.service, sender.name, sender.incarnation, sent]
     frame: bytes = msgpack.packb([*header, _ENCODERS[kind](message)])
     return frame
 
 
-def decode(frame: bytes) -> tuple[Message, Identity]:
-    """The message in `frame` and its sender; raises BadFrame."""
+def decode(frame: bytes) -> tuple[Message, Identity, int]:
+    """The message in `frame`, its sender and when it was sent; raises BadFrame."""
     if len(frame) > MAX_FRAME_BYTES:
         raise BadFrame(f"frame of {len(frame)} bytes is over {MAX_FRAME_BYTES}")
     try:
         parts = msgpack.unpackb(frame, strict_map_key=True)
-        if type(parts) is not list or len(parts) != 6:
-            raise BadFrame("not an array of 6")
-        version, tag, service, name, incarnation, body = parts
+        if type(parts) is not list or len(parts) != 7:
+            raise BadFrame("not an array of 7")
+        version, tag, service, name, incarnation, sent, body = parts
         if _integer(version) != VERSION:
             raise BadFrame(f"version {version} is not {VERSION}")
         kind = REGISTRY.get(_integer(tag))
         if kind is None:
             raise BadFrame(f"unknown tag {tag}")
         sender = Identity(ServiceName(service), _string(name), Incarnation(_integer(incarnation)))
-        return _DECODERS[kind](body), sender
+        return _DECODERS[kind](body), sender, _integer(sent)
     except BadFrame:
         raise
     except Exception as error:  # msgpack, UTF-8, enums and __post_init__ raise many kinds

@@ -150,7 +150,7 @@ class Plan:
 
     Applied in this order: `retired`, `entering`, blocks, then the rows are run. Row i computes
     `row_tokens[i]` tokens of slot `row_slots[i]` from position `row_starts[i]`; it samples if it
-    reaches the last known token. Block ids are appended to the slots' block tables: the first
+    reaches the last known token. A start of NEWEST means one token, the newest, wherever it is. Block ids are appended to the slots' block tables: the first
     `block_counts[0]` of them to slot `block_slots[0]`, and so on.
     """
 
@@ -280,6 +280,24 @@ class MetricsReply:
     exposition: str
 
 
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """gateway -> everyone: send what you noted in the last `window` ns."""
+
+    request_id: RequestId
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceReply:
+    """everyone -> gateway: events as `shared.trace.pack` leaves them."""
+
+    request_id: RequestId
+    now: int  # by the sender's monotonic clock, ns
+    names: list[str]
+    events: bytes
+
+
 Message = (
     Generate
     | Refused
@@ -299,6 +317,8 @@ Message = (
     | Decoded
     | MetricsRequest
     | MetricsReply
+    | TraceRequest
+    | TraceReply
 )
 
 # The wire's tags. Append only: a tag is never used again for another message.
@@ -321,4 +341,6 @@ REGISTRY: dict[int, type[Message]] = {
     16: Decoded,
     17: MetricsRequest,
     18: MetricsReply,
+    19: TraceRequest,
+    20: TraceReply,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import Callable
 
 import zmq
@@ -19,6 +20,7 @@ STALL_CHECK_SECONDS = 1.0  # the FD is edge-triggered: should an edge be lost, t
 class Inbox:
     """Calls `on_frame` on the running loop for each frame that arrives.
 
+    Now and then it tells `on_late` how many seconds late the loop is, by a timer it needs anyway.
     Raises zmq.ZMQError if the endpoint is taken.
     """
 
@@ -27,9 +29,11 @@ class Inbox:
         context: zmq.Context[zmq.Socket[bytes]],
         endpoint: str,
         on_frame: Callable[[bytes], None],
+        on_late: Callable[[float], None],
     ) -> None:
         _refuse_taken(endpoint)
         self._on_frame = on_frame
+        self._on_late = on_late
         self._socket = context.socket(zmq.PULL)
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -38,7 +42,7 @@ class Inbox:
         self._more = False  # a turn of `_drain` is due
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
-        self._stall_check = self._loop.call_later(STALL_CHECK_SECONDS, self._check_stall)
+        self._check_later()
 
     def close(self) -> None:
         if not self._socket.closed:
@@ -63,10 +67,15 @@ class Inbox:
         self._more = True
         self._loop.call_soon(self._drain)  # no new edge comes for what is already there
 
-    def _check_stall(self) -> None:
+    def _check_later(self) -> None:
+        due = time.monotonic() + STALL_CHECK_SECONDS
+        self._stall_check = self._loop.call_later(STALL_CHECK_SECONDS, self._check_stall, due)
+
+    def _check_stall(self, due: float) -> None:
+        self._on_late(time.monotonic() - due)
         self._on_readable()
         if not self._socket.closed:
-            self._stall_check = self._loop.call_later(STALL_CHECK_SECONDS, self._check_stall)
+            self._check_later()
 
 
 def _refuse_taken(endpoint: str) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Iterable
 
 import structlog
 import zmq
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry
 
 from shared.codec import MAX_FRAME_BYTES, BadFrame, Identity, decode, encode
 from shared.mesh.inbox import Inbox
+from shared.mesh.metrics import MeshMetrics
 from shared.mesh.peer import Peer
 from shared.mesh.resolver import MeshAddress
 from shared.messages import Message
@@ -38,28 +40,20 @@ class Mesh:
         self._peers: dict[ServiceName, dict[str, Peer]] = {other: {} for other in talks_to}
         self._look_now = asyncio.Event()
         self._log = structlog.get_logger("mesh")
-        self.registry = CollectorRegistry()
-        self._received = Counter(
-            "headrace_mesh_frames_received", "Frames that reached an inbox", registry=self.registry
-        )
-        self._sent = Counter(
-            "headrace_mesh_frames_sent", "Frames queued for a peer", registry=self.registry
-        )
-        self._bad = Counter(
-            "headrace_mesh_bad_frames", "Frames dropped as no message", registry=self.registry
-        )
-        self._undelivered = Counter(
-            "headrace_mesh_undelivered",
-            "Messages that found no live peer, or its queue full",
-            registry=self.registry,
-        )
+        self._metrics = MeshMetrics(self.identity)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        return self._metrics.registry
 
     def open(self, handle: Handle, joined: PeerEvent, lost: PeerEvent) -> None:
         """Bind the inbox; raises zmq.ZMQError if the address is taken."""
         self._handle, self._joined, self._lost = handle, joined, lost
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._inbox = Inbox(self._context, self._address.bind, self._on_frame)
+            self._inbox = Inbox(
+                self._context, self._address.bind, self._on_frame, self._metrics.late
+            )
         except zmq.ZMQError:
             self._context.destroy(linger=0)
             raise
@@ -84,11 +78,11 @@ class Mesh:
 
     def send(self, service: ServiceName, name: str, message: Message) -> bool:
         """Queue a message; False if there is no such live peer."""
-        return self._push(service, name, encode(message, self.identity))
+        return self._push(service, name, encode(message, self.identity, time.monotonic_ns()))
 
     def broadcast(self, service: ServiceName, message: Message) -> None:
         """Queue a message for every live instance of a service."""
-        frame = encode(message, self.identity)
+        frame = encode(message, self.identity, time.monotonic_ns())
         for name in self.peers(service):
             self._push(service, name, frame)
 
@@ -155,22 +149,23 @@ class Mesh:
         if len(frame) > MAX_FRAME_BYTES:  # its inbox would break the link
             self._log.error("message too long", peer=name, bytes=len(frame))
         elif peer is not None and peer.send(frame):
-            self._sent.inc()
+            self._metrics.sent.inc()
             return True
         elif peer is not None and peer.live:
             # Dropping one message of a stream would corrupt it: give up the whole link instead.
             self._unlink(service, name, "queue full or broken")
             asyncio.get_running_loop().call_soon(self._lost, service, name)  # not amid a send
-        self._undelivered.inc()
+        self._metrics.undelivered.inc()
         return False
 
     def _on_frame(self, frame: bytes) -> None:
-        self._received.inc()
+        self._metrics.received.inc()
         try:
-            message, sender = decode(frame)
+            message, sender, sent = decode(frame)
         except BadFrame as error:
-            self._bad.inc()
+            self._metrics.bad.inc()
             self._log.warning("bad frame dropped", reason=str(error), bytes=len(frame))
             return
+        self._metrics.hop(sender.service, sent)
         self._note_life(sender)
         self._handle(message, sender)

@@ -133,11 +133,11 @@ values = st.recursive(  # all that msgpack can say
 def decode_or_refuse(frame: bytes) -> None:
     """Decode; what passes must be a message that has this frame's meaning, so encode again."""
     try:
-        message, sender = decode(frame)
+        message, sender, sent = decode(frame)
     except BadFrame as error:
         assert len(str(error)) <= LONGEST_REASON
     else:
-        again = encode(message, sender)
+        again = encode(message, sender, sent)
         assert encode(*decode(again)) == again
 
 
@@ -149,9 +149,9 @@ def parts_of(message: Message) -> list[Any]:
 @pytest.mark.parametrize("kind", REGISTRY.values(), ids=lambda kind: kind.__name__)
 def test_each_message_survives_the_wire(kind: type[Message]) -> None:
     @settings(max_examples=40)
-    @given(message=strategy_of(kind), sender=senders)
-    def round_trip(message: Message, sender: Identity) -> None:
-        assert decode(encode(message, sender)) == (message, sender)
+    @given(message=strategy_of(kind), sender=senders, sent=int64)
+    def round_trip(message: Message, sender: Identity, sent: int) -> None:
+        assert decode(encode(message, sender, sent)) == (message, sender, sent)
 
     round_trip()
 
@@ -181,7 +181,7 @@ def test_a_field_of_any_other_value_is_refused_or_means_itself(
     message: Message, data: st.DataObject
 ) -> None:
     parts = parts_of(message)
-    place = data.draw(st.sampled_from([parts, parts[5]]))
+    place = data.draw(st.sampled_from([parts, parts[6]]))
     index = data.draw(st.integers(0, len(place) - 1))
     place[index] = data.draw(values)
     decode_or_refuse(msgpack.packb(parts))
@@ -213,7 +213,7 @@ def test_truncated_and_extended_frames_are_refused(message: Message, data: st.Da
 def test_a_missing_or_an_extra_field_is_refused(message: Message, data: st.DataObject) -> None:
     for place in (0, 1):
         parts = parts_of(message)
-        changed = [parts, parts[5]][place]
+        changed = [parts, parts[6]][place]
         if data.draw(st.booleans()):
             changed.insert(data.draw(st.integers(0, len(changed))), None)
         else:
@@ -243,22 +243,24 @@ RESULT = parts_of(StepResult(Incarnation(1), 1, int32s(), int32s(), int32s(), b"
         (ABORT, (3,), b"gateway.0"),
         (ABORT, (4,), 2**63),
         (ABORT, (4,), False),
-        (ABORT, (5,), {"request_id": "r1", "reason": "why"}),
-        (ABORT, (5, 0), 1),
-        (ABORT, (5, 1), None),
-        (PLAN, (5, 0), True),  # a bool is no step
-        (PLAN, (5, 0), 1.0),
-        (PLAN, (5, 0), 2**63),
-        (PLAN, (5, 0), -(2**63) + 0.0),
-        (PLAN, (5, 1), [1, 2]),  # ids travel as bytes
-        (PLAN, (5, 1), b"123"),  # no whole int32
-        (PLAN, (5, 2), b""),
-        (PLAN, (5, 4), b"\1\0\0\0"),  # a count without its slot
-        (PLAN, (5, 5), b"\1\0\0\0"),  # a block that nobody gets
-        (PLAN, (5, 6), b"\1\0\0\0"),  # a row without start and count
-        (RESULT, (5, 2), b"\1\0\0\0"),
-        (RESULT, (5, 5), b"\1"),
-        (RESULT, (5, 5), ""),
+        (ABORT, (5,), -1.0),
+        (ABORT, (5,), 2**63),
+        (ABORT, (6,), {"request_id": "r1", "reason": "why"}),
+        (ABORT, (6, 0), 1),
+        (ABORT, (6, 1), None),
+        (PLAN, (6, 0), True),  # a bool is no step
+        (PLAN, (6, 0), 1.0),
+        (PLAN, (6, 0), 2**63),
+        (PLAN, (6, 0), -(2**63) + 0.0),
+        (PLAN, (6, 1), [1, 2]),  # ids travel as bytes
+        (PLAN, (6, 1), b"123"),  # no whole int32
+        (PLAN, (6, 2), b""),
+        (PLAN, (6, 4), b"\1\0\0\0"),  # a count without its slot
+        (PLAN, (6, 5), b"\1\0\0\0"),  # a block that nobody gets
+        (PLAN, (6, 6), b"\1\0\0\0"),  # a row without start and count
+        (RESULT, (6, 2), b"\1\0\0\0"),
+        (RESULT, (6, 5), b"\1"),
+        (RESULT, (6, 5), ""),
     ],
 )
 def test_each_deviation_is_refused(parts: list[Any], path: tuple[int, ...], value: Any) -> None:
@@ -275,7 +277,7 @@ def test_each_deviation_is_refused(parts: list[Any], path: tuple[int, ...], valu
 @pytest.mark.parametrize("size", [f.name for f in fields(Announce)][1:])
 def test_an_executor_that_holds_nothing_is_refused(size: str) -> None:
     parts = parts_of(Announce("f", 1, 1, 1, 1, 1))
-    parts[5][[f.name for f in fields(Announce)].index(size)] = 0
+    parts[6][[f.name for f in fields(Announce)].index(size)] = 0
     with pytest.raises(BadFrame):
         decode(msgpack.packb(parts))
 
@@ -285,7 +287,7 @@ def test_an_executor_that_holds_nothing_is_refused(size: str) -> None:
     [
         b"",
         b"\x91" * 100_000,  # nested too deep for any parser
-        b"\x96\x01\x0a" + b"\x81\xa1k" * 50_000,
+        b"\x97\x02\x0a" + b"\x81\xa1k" * 50_000,
         b"\xdd\xff\xff\xff\xff",  # 4 G items announced
         b"\xdf\xff\xff\xff\xff",
         b"\xc6\xff\xff\xff\xff\x00",
@@ -296,9 +298,11 @@ def test_an_executor_that_holds_nothing_is_refused(size: str) -> None:
         b"\x81\x90\x00",  # a key that cannot be hashed
         msgpack.packb(msgpack.Timestamp(1, 1)),
         msgpack.packb(msgpack.ExtType(5, b"x" * 100)),
-        msgpack.packb([VERSION, 10, "gateway", "g", 1, msgpack.ExtType(5, b"")]),
-        msgpack.packb([VERSION, 10, "gateway", "g", 1, [msgpack.Timestamp(1), "why"]]),
-        msgpack.packb([VERSION, 10, "gateway", "g", 1, ["r1", "why"]]).replace(b"why", b"\xff\0\0"),
+        msgpack.packb([VERSION, 10, "gateway", "g", 1, 0, msgpack.ExtType(5, b"")]),
+        msgpack.packb([VERSION, 10, "gateway", "g", 1, 0, [msgpack.Timestamp(1), "why"]]),
+        msgpack.packb([VERSION, 10, "gateway", "g", 1, 0, ["r1", "why"]]).replace(
+            b"why", b"\xff\0\0"
+        ),
         msgpack.packb(None) * 6,
     ],
     ids=lambda frame: frame[:8].hex(),
