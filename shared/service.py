@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -18,9 +19,10 @@ from prometheus_client import CollectorRegistry
 from shared.codec import Identity
 from shared.logs import configure_logs
 from shared.mesh import Mesh, MeshAddress
-from shared.messages import Message, MetricsReply, MetricsRequest
+from shared.messages import Message, MetricsReply, MetricsRequest, TraceReply, TraceRequest
 from shared.metrics import ProcessCollector, exposition
 from shared.settings import BadSetting, Settings, parse_settings
+from shared.trace import NONE, Trace, pack
 from shared.types import ServiceName
 
 LIFELINE_VARIABLE = "HEADRACE_LIFELINE_FD"  # a pipe whose other end the launcher holds
@@ -50,6 +52,7 @@ class Service:
         self.settings = settings
         self.mesh = mesh
         self.log = structlog.get_logger(self.service.value)
+        self.trace = Trace()
         self.registry = CollectorRegistry()
         self.registry.register(ProcessCollector(mesh.identity))
         self.registry.register(mesh.registry)
@@ -118,10 +121,14 @@ class Service:
             self._end(EXIT_BAD_SETTING)
 
     def _on_message(self, message: Message, sender: Identity) -> None:
+        began = time.monotonic_ns()
         if isinstance(message, MetricsRequest):
             self._guarded(self._send_metrics, message, sender)
+        elif isinstance(message, TraceRequest):
+            self._guarded(self._send_trace, message, sender)
         else:
             self._guarded(self.handle, message, sender)
+        self.trace.span(type(message).__name__, began, getattr(message, "step", NONE))
 
     def _on_joined(self, service: ServiceName, name: str) -> None:
         self._guarded(self.peer_joined, service, name)
@@ -148,6 +155,12 @@ class Service:
 
     def _send_metrics(self, request: MetricsRequest, sender: Identity) -> None:
         reply = MetricsReply(request.request_id, exposition(self.registry))
+        self.mesh.send(sender.service, sender.name, reply)
+
+    def _send_trace(self, request: TraceRequest, sender: Identity) -> None:
+        now = time.monotonic_ns()
+        names, events = pack(self.trace.since(now - request.window))
+        reply = TraceReply(request.request_id, now, names, events)
         self.mesh.send(sender.service, sender.name, reply)
 
     def _task_done(self, task: asyncio.Task[Any]) -> None:
