@@ -19,6 +19,11 @@ NONE = -1  # of step, rows and tokens: it has no such number
 _WIRE = struct.Struct("<6q")
 
 
+def nanoseconds(seconds: float) -> int:
+    """A time of `time.monotonic()` as one of this module."""
+    return round(seconds * 1e9)
+
+
 class Event(NamedTuple):
     """Something that happened; an instant ended when it began."""
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.model_executor.occupancy import Occupancy
 from services.model_executor.results import StepOutput
+
+# Seconds
+ITERATION_BUCKETS = (
+    *(0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2),
+    *(0.3, 0.5, 1.0, 2.5),
+)
 
 
 class ExecutorMetrics(Collector):
@@ -23,6 +29,12 @@ class ExecutorMetrics(Collector):
             "headrace_iteration_tokens", "Tokens computed", ["kind"], registry=registry
         )
         self._prefill, self._decode = tokens.labels("prefill"), tokens.labels("decode")
+        self._seconds = Histogram(
+            "headrace_iteration_seconds",
+            "What an iteration took",
+            buckets=ITERATION_BUCKETS,
+            registry=registry,
+        )
         self.misfits = Counter(
             "headrace_executor_misfits", "Plans that did not fit the batch", registry=registry
         )
@@ -30,6 +42,7 @@ class ExecutorMetrics(Collector):
 
     def computed(self, output: StepOutput) -> None:
         self._iterations.inc()
+        self._seconds.observe(output.span.ended - output.span.began)
         self._prefill.inc(output.prefill_tokens)
         self._decode.inc(output.decode_tokens)
         self._occupancy.computed(output.span, output.num_running)

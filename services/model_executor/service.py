@@ -10,6 +10,7 @@ from shared.messages import Announce, Message, Plan
 from shared.model import read_model_info
 from shared.service import Service, StartError
 from shared.settings import Settings, model_path
+from shared.trace import nanoseconds
 from shared.types import ServiceName
 
 
@@ -107,9 +108,12 @@ class ModelExecutorService(Service):
             self._misfit(str(done.misfit))
             return
         self._announced_anew = False
-        self._metrics.computed(done.output)
-        self.mesh.send(ServiceName.SCHEDULER, self._scheduler.name, done.output.scheduler)
-        for name, result in done.output.detokenizers.items():
+        output, (began, ended) = done.output, map(nanoseconds, done.output.span)
+        counts = (output.decode_tokens, output.prefill_tokens)
+        self.trace.note("iteration", began, ended, output.scheduler.step, *counts)
+        self._metrics.computed(output)
+        self.mesh.send(ServiceName.SCHEDULER, self._scheduler.name, output.scheduler)
+        for name, result in output.detokenizers.items():
             self.mesh.send(ServiceName.DETOKENIZER, name, result)
 
     def _misfit(self, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from services.scheduler.core import NO_EXECUTOR, POISON, SchedulerCore
 from services.scheduler.metrics import SchedulerCollector, queue_time_histogram
@@ -169,15 +170,19 @@ class SchedulerService(Service):
 
     def _take_turn(self) -> None:
         self._turn_due = False
+        began = time.monotonic_ns()
         plan = self._core.plan()
         if plan is not None:
             self._send_plan(plan)
+            self.trace.span("plan", began, plan.step, rows=len(plan.row_slots))
         self._publish_credit()
 
     def _send_plan(self, plan: Plan) -> None:
         assert self._executor is not None
         for entering in plan.entering:
             sequence = self._core.running(entering.handle)
+            name = "admitted" if sequence.admissions == 1 else "admitted again"
+            self.trace.instant(name, plan.step, tokens=len(entering.token_ids))
             if sequence.admissions == 1:
                 self._queue_time.observe(self._loop.time() - sequence.arrived)
         self.mesh.send(ServiceName.MODEL_EXECUTOR, self._executor.name, plan)

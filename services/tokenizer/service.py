@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -100,8 +101,9 @@ class TokenizerService(Service):
 
     async def _process(self, processor: InputProcessor, batch: Sequence[Job]) -> None:
         questions = [job.question for job in batch]
-        loop = asyncio.get_running_loop()
+        loop, began = asyncio.get_running_loop(), time.monotonic_ns()
         answers = await loop.run_in_executor(self._pool, processor.process, questions)
+        self.trace.span("encode", began, rows=len(batch))
         self._free_threads += 1
         for job, answer in zip(batch, answers, strict=True):
             if self._backlog.finish(job):
