@@ -1,4 +1,4 @@
-"""The small endpoints: models, tokenizing, health, readiness, metrics, version."""
+"""The small endpoints: models, tokenizing, health, readiness, metrics, traces, version."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from services.gateway.connection import read_json, unless_client_leaves
-from services.gateway.errors import error_body, unavailable_failure
+from services.gateway.errors import error_body, invalid, unavailable_failure
 from services.gateway.parts import Parts
 from services.gateway.prompts import read_ids
 from services.gateway.protocol import DetokenizeBody, TokenizeBody, parse
 from services.gateway.routing import work_of
 from shared.messages import Decode, Decoded, Encode, Encoded
+
+DEFAULT_TRACE_SECONDS = 5
+MAX_TRACE_SECONDS = 60
 
 
 class Endpoints:
@@ -92,6 +95,12 @@ class Endpoints:
         content = await unless_client_leaves(request.receive, scraping)
         return Response(content, media_type=CONTENT_TYPE_LATEST)
 
+    async def trace(self, request: Request) -> Response:
+        seconds = _trace_seconds(request.query_params.get("seconds"))
+        tracing = self._parts.tracer.chrome_trace(seconds)
+        content = await unless_client_leaves(request.receive, tracing)
+        return Response(content, media_type="application/json")
+
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": self._version})
 
@@ -105,6 +114,17 @@ class Endpoints:
             "parent": None,
             "max_model_len": self._parts.model.max_model_len,
         }
+
+
+def _trace_seconds(text: str | None) -> float:
+    try:
+        seconds = float(DEFAULT_TRACE_SECONDS if text is None else text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= MAX_TRACE_SECONDS:
+        message = f"seconds: must be a number above 0, up to {MAX_TRACE_SECONDS}."
+        raise invalid(message, "seconds")
+    return seconds
 
 
 def _state(content: dict[str, Any], problem: str | None) -> Response:

@@ -16,6 +16,7 @@ from services.gateway.protocol import GenerationRequest
 from services.gateway.questions import Questions
 from services.gateway.readiness import Readiness
 from services.gateway.scrape import Scraper
+from services.gateway.tracing import Tracer
 from shared.model import ModelInfo
 from shared.settings import Settings
 from shared.types import ServiceName
@@ -33,6 +34,7 @@ class Parts:
     questions: Questions
     readiness: Readiness
     scraper: Scraper
+    tracer: Tracer
     metrics: GatewayMetrics
     draw_seed: Callable[[], int]
     log: structlog.typing.FilteringBoundLogger

@@ -11,6 +11,7 @@ from services.gateway.admission import Admission
 from services.gateway.app import build_app
 from services.gateway.errors import unavailable_failure
 from services.gateway.flights import Flights
+from services.gateway.gather import Gatherer
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.parts import Parts
 from services.gateway.probe import Prober
@@ -19,6 +20,7 @@ from services.gateway.readiness import Readiness
 from services.gateway.routing import Outstanding
 from services.gateway.scrape import Scraper
 from services.gateway.server import HttpServer, listening_sockets, urls, uvicorn_logs
+from services.gateway.tracing import Tracer
 from shared.codec import Identity
 from shared.mesh import Mesh
 from shared.messages import (
@@ -30,6 +32,7 @@ from shared.messages import (
     Message,
     MetricsReply,
     Refused,
+    TraceReply,
 )
 from shared.metrics import exposition
 from shared.model import ModelInfo, read_model_info
@@ -40,7 +43,7 @@ from shared.types import ServiceName
 
 class GatewayService(Service):
     service = ServiceName.GATEWAY
-    talks_to = frozenset(ServiceName)  # all of them for their metrics
+    talks_to = frozenset(ServiceName)  # all of them for their metrics and traces
 
     def __init__(self, settings: Settings, mesh: Mesh) -> None:
         super().__init__(settings, mesh)
@@ -50,7 +53,9 @@ class GatewayService(Service):
         self._readiness = Readiness()
         self._flights = Flights(mesh.identity.name, mesh, outstanding, self._metrics)
         self._questions = Questions(mesh, outstanding)
-        self._scraper = Scraper(mesh, lambda: exposition(self.registry), self._metrics)
+        self._gatherer = Gatherer(mesh)
+        self._scraper = Scraper(self._gatherer, lambda: exposition(self.registry), self._metrics)
+        self._tracer = Tracer(self._gatherer, (self.service, mesh.identity.name), self.trace)
         self._prober = Prober(self._readiness, self._flights, self._may_probe, self.spawn)
         self._server: HttpServer | None = None
         self.urls: list[str] = []  # where it listens, once it does
@@ -85,8 +90,8 @@ class GatewayService(Service):
                 self._flights.refused(message)
         elif isinstance(message, Encoded | Decoded):
             self._questions.answered(message)
-        elif isinstance(message, MetricsReply):
-            self._scraper.replied(message, (sender.service, sender.name))
+        elif isinstance(message, MetricsReply | TraceReply):
+            self._gatherer.replied(message, (sender.service, sender.name))
         elif isinstance(message, Credit):
             self._admission.credit(sender.name, message)
             self._prober.consider()
@@ -103,6 +108,7 @@ class GatewayService(Service):
             self._admission.forget(name)
         elif service is ServiceName.TOKENIZER:
             self._questions.lost(name)
+        self._gatherer.lost((service, name))
         self._scraper.lost((service, name))
         self._flights.lost(service, name)
 
@@ -147,6 +153,7 @@ class GatewayService(Service):
             questions=self._questions,
             readiness=self._readiness,
             scraper=self._scraper,
+            tracer=self._tracer,
             metrics=self._metrics,
             draw_seed=lambda: seeds.getrandbits(63),
             log=self.log,

@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
-from services.gateway import probe, scrape
+from services.gateway import gather, probe
 from shared.messages import (
     Abort,
     Credit,
@@ -194,7 +194,7 @@ async def test_a_late_service_does_not_hold_up_the_page(
     mesh: ScriptedMesh, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last answer stands in for it, so that no counter falls; it is left out before that."""
-    monkeypatch.setattr(scrape, "REPLY_SECONDS", 0.2)
+    monkeypatch.setattr(gather, "REPLY_SECONDS", 0.2)
     silent, *others = mesh.peers
     for peer in others:
         peer.answer_metrics = TWO
