@@ -48,7 +48,8 @@ class Station:
 
     async def next(self, kind: type[Heard]) -> Heard:
         """The next message, which must be of this kind."""
-        message = await asyncio.wait_for(self._heard.get(), PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            message = await self._heard.get()
         assert isinstance(message, kind), message
         return message
 
@@ -80,15 +81,21 @@ class Stations:
 
     def __init__(self, model: Path, directory: str) -> None:
         self._model = model
-        self._directory = directory
+        self.directory = directory
         self._stack = AsyncExitStack()
+        self._stacks: dict[Station, AsyncExitStack] = {}
 
     def _settings(self, index: int = 0, **settings: Any) -> Settings:
-        return Settings(mesh=f"ipc:{self._directory}", index=index, **settings)
+        return Settings(mesh=f"ipc:{self.directory}", index=index, **settings)
 
     async def station(self, service: ServiceName, index: int = 0) -> Station:
         station = Station(service, self._settings(index))
-        return await self._stack.enter_async_context(station.running())
+        own = self._stacks[station] = await self._stack.enter_async_context(AsyncExitStack())
+        return await own.enter_async_context(station.running())
+
+    async def leave(self, station: Station) -> None:
+        """Take a station out of the mesh before the test ends; another may take its place."""
+        await self._stacks.pop(station).aclose()
 
     def service(self, kind: type[Service], **settings: Any) -> Service:
         """A service that does not run yet."""

@@ -1,0 +1,329 @@
+"""The service's messages: what each brings about, and what each loss does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from services.scheduler import service as scheduler_service
+from services.scheduler.core import MAX_EXECUTOR_DEATHS, NO_EXECUTOR, POISON
+from services.scheduler.service import SchedulerService
+from shared.codec import Identity, encode
+from shared.messages import (
+    Abort,
+    Credit,
+    Failed,
+    MetricsReply,
+    MetricsRequest,
+    Open,
+    Plan,
+    Refused,
+    Route,
+)
+from shared.types import Incarnation, RequestId
+from tests.services.scheduler.core_bench import CAPACITY, ROUTE, submit
+from tests.services.scheduler.scheduler_scene import (
+    DETOKENIZER,
+    EXECUTOR,
+    GATEWAY,
+    SCHEDULER,
+    TOKENIZER,
+    Scene,
+)
+from tests.shared.mesh_member import raw_push
+
+if TYPE_CHECKING:
+    from tests.conftest import Stations
+
+
+def abort(name: str) -> Abort:
+    return Abort(RequestId(name), "a test")
+
+
+async def test_the_life_of_a_request(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    request = submit("a", 5, 3)
+    scene.say(TOKENIZER, request)
+    opened = await scene.hear(DETOKENIZER, Open)
+    assert opened == Open(
+        RequestId("a"), opened.handle, "gateway.0", request.token_ids, request.params
+    )
+    plan = await scene.hear(EXECUTOR, Plan)
+    (entering,) = plan.entering
+    assert (entering.handle, entering.detokenizer) == (opened.handle, "detokenizer.0")
+    assert await scene.credit(running=1) == Credit(4, 1024, running=1, waiting=0)
+    assert (scene.metric("num_requests_running"), scene.metric("kv_cache_usage_perc")) > (0, 0)
+    scene.say(EXECUTOR, scene.compute(plan))
+    await scene.finish(1)
+    assert await scene.credit(running=0) == Credit(4, 1024, running=0, waiting=0)
+    assert not scene.scheduler.busy
+    assert scene.metric("num_requests_running") == scene.metric("kv_cache_usage_perc") == 0
+    assert scene.metric("prompt_tokens_total") == 5
+    assert scene.metric("generation_tokens_total") == 3
+    assert scene.metric("request_queue_time_seconds_count") == 1
+
+
+async def test_an_open_ended_request_is_opened_with_its_bound(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("a", 5, None))
+    assert (await scene.hear(DETOKENIZER, Open)).params.max_tokens == 195
+
+
+async def test_refusals_go_to_the_gateway(stations: Stations) -> None:
+    scene = await Scene.set(stations, max_queue=0)
+    scene.say(TOKENIZER, submit("long", 300, 1))
+    refused = await scene.hear(GATEWAY, Refused)
+    assert (refused.request_id, refused.failure.status) == ("long", 400)
+    stray = submit("stray", route=Route("gateway.0", "detokenizer.7"))
+    scene.say(TOKENIZER, stray)
+    assert (await scene.hear(GATEWAY, Refused)).failure.status == 503
+    scene.say(TOKENIZER, *(submit(f"r{number}") for number in range(6)))
+    refused_ids = [(await scene.hear(GATEWAY, Refused)).request_id for _ in range(2)]
+    assert refused_ids == ["r4", "r5"]
+    await scene.finish(4)
+
+
+async def test_without_an_executor_requests_are_refused(stations: Stations) -> None:
+    scene = Scene(stations, await stations.serve(SchedulerService))
+    for service in (GATEWAY, TOKENIZER, DETOKENIZER):
+        await scene.place(service)
+    assert await scene.credit() == Credit(0, 0, 0, 0)
+    scene.say(TOKENIZER, submit("a"))
+    assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
+
+
+async def test_an_abort_before_its_request_leaves_no_trace(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, abort("a"), submit("a"), submit("b"))
+    assert (await scene.hear(DETOKENIZER, Open)).request_id == "b"
+    await scene.finish(1)
+
+
+async def test_an_aborted_request_leaves_its_slot_at_once(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("a", 5, 100), submit("b", 5, 100))
+    while len(scene.executor.slots) < 2:
+        await scene.iterate()
+    slots = {o.entered.handle: slot for slot, o in scene.executor.slots.items()}
+    handles = [(await scene.hear(DETOKENIZER, Open)).handle for _ in range(2)]
+    plan = await scene.hear(EXECUTOR, Plan)
+    scene.say(DETOKENIZER, abort("a"))
+    await scene.credit(running=1, waiting=0)
+    scene.say(EXECUTOR, scene.compute(plan))
+    plan = await scene.hear(EXECUTOR, Plan)
+    assert list(plan.retired) == [slots[handles[0]]]
+    scene.compute(plan)
+    scene.say(GATEWAY, abort("b"))
+    await scene.credit(running=0)
+
+
+async def test_the_requests_of_a_lost_gateway_end_everywhere(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    other = await stations.station(GATEWAY, index=1)
+    await stations.linked(other, scene.scheduler)
+    theirs = Route(other.name, ROUTE.detokenizer)
+    scene.say(TOKENIZER, submit("ours", 5, 6), submit("theirs", 5, 190, route=theirs))
+    for _ in range(2):
+        await scene.hear(DETOKENIZER, Open)
+    plan = await scene.hear(EXECUTOR, Plan)
+    await stations.leave(other)
+    assert (await scene.hear(DETOKENIZER, Abort)).request_id == "theirs"
+    scene.say(EXECUTOR, scene.compute(plan))
+    await scene.finish(1)
+    await scene.credit(running=0, waiting=0)
+
+
+async def test_the_requests_of_a_lost_detokenizer_end(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    other = await stations.station(DETOKENIZER, index=1)
+    await stations.linked(other, scene.scheduler)
+    theirs = Route(ROUTE.gateway, other.name)
+    scene.say(TOKENIZER, submit("theirs", 5, 190, route=theirs), submit("ours", 5, 6))
+    await scene.hear(DETOKENIZER, Open)
+    plan = await scene.hear(EXECUTOR, Plan)
+    await stations.leave(other)
+    await scene.credit(running=1, waiting=0)
+    scene.say(EXECUTOR, scene.compute(plan))
+    await scene.finish(1)
+    await scene.credit(running=0, waiting=0)
+
+
+async def test_what_ran_on_a_lost_executor_is_computed_by_the_next(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("a", 5, 8))
+    for _ in range(3):
+        await scene.iterate()
+    await scene.lose(EXECUTOR)
+    assert (await scene.credit(max_num_seqs=0)).waiting == 1
+    scene.say(TOKENIZER, submit("b"))
+    assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
+    await scene.place(EXECUTOR)
+    await scene.announce()
+    plan = await scene.hear(EXECUTOR, Plan)
+    assert [len(entering.token_ids) for entering in plan.entering] == [8]
+    scene.say(EXECUTOR, scene.compute(plan))
+    await scene.finish(1)
+
+
+async def test_an_executor_that_announces_itself_anew_has_lost_all(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("a", 5, 8))
+    await scene.iterate()
+    former = scene.compute(await scene.hear(EXECUTOR, Plan))
+    scene.executor.slots.clear()
+    scene.say(EXECUTOR, CAPACITY, former)  # which is late by now
+    plan = await scene.hear(EXECUTOR, Plan)
+    assert [len(entering.token_ids) for entering in plan.entering] == [6]
+    scene.say(EXECUTOR, scene.compute(plan))
+    await scene.finish(1)
+    assert scene.metric("late_tokens_total") == 1
+
+
+async def test_results_of_others_are_ignored(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("a", 5, 8))
+    result = scene.compute(await scene.hear(EXECUTOR, Plan))
+    scene.say(EXECUTOR, replace(result, epoch=Incarnation(result.epoch + 1)))
+    scene.say(DETOKENIZER, result)
+    scene.say(TOKENIZER, MetricsRequest(RequestId("m")))
+    scene.say(GATEWAY, MetricsRequest(RequestId("m")))
+    assert (
+        "headrace_generation_tokens_total 0.0"
+        in (await scene.hear(GATEWAY, MetricsReply)).exposition
+    )
+    scene.say(EXECUTOR, result)
+    await scene.finish(1)
+
+
+async def test_an_executor_is_taken_only_when_it_can_be_sent_plans(stations: Stations) -> None:
+    """Its link to us may be up long before ours to it."""
+    scene = Scene(stations, await stations.serve(SchedulerService))
+    for service in (GATEWAY, TOKENIZER, DETOKENIZER):
+        await scene.place(service)
+    announced = encode(CAPACITY, Identity(EXECUTOR, "model-executor.0", Incarnation(1)))
+    with raw_push(Path(stations.directory), "scheduler.0") as push:
+        push.send(announced)
+        scene.say(TOKENIZER, submit("a"))
+        assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
+        await scene.place(EXECUTOR)
+        await scene.credit(max_num_seqs=4)
+        scene.say(TOKENIZER, submit("b"))
+        assert len((await scene.hear(EXECUTOR, Plan)).entering) == 1
+
+
+async def test_an_executor_of_another_model_is_refused(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    await scene.lose(EXECUTOR)
+    await scene.credit(max_num_seqs=0)
+    await scene.place(EXECUTOR)
+    with capture_logs() as logs:
+        scene.say(EXECUTOR, replace(CAPACITY, fingerprint="another"))
+        scene.say(EXECUTOR, MetricsRequest(RequestId("m")))
+        await scene.hear(EXECUTOR, MetricsReply)
+    (error,) = [log for log in logs if log["log_level"] == "error"]
+    assert "another" in error["reason"] and CAPACITY.fingerprint in error["reason"]
+    scene.say(TOKENIZER, submit("a"))
+    assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
+
+
+async def test_a_second_executor_takes_over_when_the_first_is_lost(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    standby = await stations.station(EXECUTOR, index=1)
+    await stations.linked(standby, scene.scheduler)
+    standby.say(SCHEDULER, CAPACITY)
+    scene.say(TOKENIZER, submit("a", 5, 8))
+    await scene.iterate()
+    await scene.lose(EXECUTOR)
+    plan = await standby.next(Plan)
+    assert [len(entering.token_ids) for entering in plan.entering] == [6]
+
+
+async def test_poison_is_failed_in_the_end(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("poison", 5, 100))
+    await scene.hear(DETOKENIZER, Open)
+    for death in range(1, MAX_EXECUTOR_DEATHS + 1):
+        await scene.hear(EXECUTOR, Plan)
+        await scene.lose(EXECUTOR)
+        await scene.credit(max_num_seqs=0)
+        if death < MAX_EXECUTOR_DEATHS:
+            await scene.place(EXECUTOR)
+            await scene.announce()
+    assert await scene.hear(DETOKENIZER, Failed) == Failed(RequestId("poison"), POISON)
+    assert not scene.scheduler.busy
+
+
+async def test_requests_do_not_wait_for_ever_for_an_executor(
+    stations: Stations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_service, "EXECUTOR_GRACE_SECONDS", 0.2)
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, *(submit(f"r{number}", 5, 100) for number in range(6)))
+    for _ in range(6):
+        await scene.hear(DETOKENIZER, Open)
+    await scene.lose(EXECUTOR)
+    failed = [await scene.hear(DETOKENIZER, Failed) for _ in range(6)]
+    assert {one.request_id for one in failed} == {f"r{number}" for number in range(6)}
+    assert {one.failure for one in failed} == {NO_EXECUTOR}
+
+
+async def test_an_executor_in_time_ends_the_grace(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("a", 5, 8))
+    await scene.hear(DETOKENIZER, Open)
+    await scene.iterate()
+    await scene.lose(EXECUTOR)
+    await scene.credit(max_num_seqs=0)
+    await scene.place(EXECUTOR)
+    await scene.announce()
+    assert scene.scheduler._grace is None
+    await scene.finish(1)
+
+
+async def test_what_a_smaller_executor_cannot_hold_is_failed(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("large", 100, 50), submit("small", 5, 3))
+    for _ in range(2):
+        await scene.hear(DETOKENIZER, Open)
+    await scene.lose(EXECUTOR)
+    await scene.credit(max_num_seqs=0)
+    await scene.place(EXECUTOR)
+    await scene.announce(replace(CAPACITY, num_blocks=20))
+    failed = await scene.hear(DETOKENIZER, Failed)
+    assert (failed.request_id, failed.failure.status) == ("large", 400)
+    await scene.finish(1)
+
+
+async def test_a_gateway_that_joins_hears_the_credit(stations: Stations) -> None:
+    scene = await Scene.set(stations, max_queue=7)
+    other = await stations.station(GATEWAY, index=1)
+    await stations.linked(other, scene.scheduler)
+    assert await other.next(Credit) == Credit(4, 7, 0, 0)
+
+
+async def test_credit_is_sent_when_it_changes_only(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("a", 5, 4))
+    await scene.finish(1)
+    credits = [await scene.at[GATEWAY].next(Credit) for _ in range(2)]
+    assert [(credit.running, credit.waiting) for credit in credits] == [(1, 0), (0, 0)]
+    scene.say(GATEWAY, MetricsRequest(RequestId("m")))
+    await scene.at[GATEWAY].next(MetricsReply)  # and no credit before it
+
+
+async def test_a_fault_of_the_planner_ends_the_service(
+    stations: Stations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("a fault")
+
+    service = stations.service(SchedulerService)
+    with capture_logs() as logs:
+        monkeypatch.setattr(service, "_publish_credit", broken)
+        service._take_turn_soon()  # type: ignore[attr-defined]
+        assert await service.run() == 1
+    assert [log["event"] for log in logs if log["log_level"] == "error"] == ["service failed"]
