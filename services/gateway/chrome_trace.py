@@ -14,6 +14,13 @@ from shared.trace import NONE, Event
 from shared.types import ServiceName
 
 LOOP = "event loop"
+ORDER = (  # a token's way
+    ServiceName.TOKENIZER,
+    ServiceName.SCHEDULER,
+    ServiceName.MODEL_EXECUTOR,
+    ServiceName.DETOKENIZER,
+    ServiceName.GATEWAY,
+)
 TRACKS = {"iteration": "compute", "encode": "threads"}  # what does not happen on the event loop
 COUNTS = ("rows", "tokens")
 OTHER_COUNTS = {"iteration": ("decode_rows", "prefill_tokens")}
@@ -35,9 +42,8 @@ def render(events: Mapping[Instance, Sequence[Event]], silent: Sequence[Instance
 
 
 def _place(instance: Instance) -> tuple[int, str]:
-    """In the order of a token's way through the services, as far as there is one."""
     service, name = instance
-    return list(ServiceName).index(service), name
+    return ORDER.index(service), name
 
 
 def _title(instance: Instance) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from services.model_executor.metrics import ExecutorMetrics
 from services.model_executor.worker import MAX_PLANS, Done, Job, Runner, Worker
 from shared.codec import Identity
@@ -108,6 +110,7 @@ class ModelExecutorService(Service):
             self._misfit(str(done.misfit))
             return
         self._announced_anew = False
+        heard = time.monotonic_ns()
         output, (began, ended) = done.output, map(nanoseconds, done.output.span)
         counts = (output.decode_tokens, output.prefill_tokens)
         self.trace.note("iteration", began, ended, output.scheduler.step, *counts)
@@ -115,6 +118,7 @@ class ModelExecutorService(Service):
         self.mesh.send(ServiceName.SCHEDULER, self._scheduler.name, output.scheduler)
         for name, result in output.detokenizers.items():
             self.mesh.send(ServiceName.DETOKENIZER, name, result)
+        self.trace.span("send results", heard, output.scheduler.step)
 
     def _misfit(self, reason: str) -> None:
         """The scheduler and we disagree on the batch: both start over with an empty one."""
