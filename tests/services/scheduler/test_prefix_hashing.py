@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.hashing import DIGEST_SIZE, Digest, HashChain, chain_root
@@ -19,6 +19,7 @@ def digests(tokens: list[int], block_size: int, root: Digest = ROOT) -> list[Dig
     return chain.digests
 
 
+@settings(deadline=None)
 @given(token_lists, block_sizes, st.lists(st.integers(0, 40)))
 def test_growing_in_steps_gives_what_hashing_at_once_does(
     tokens: list[int], block_size: int, lengths: list[int]
@@ -31,6 +32,7 @@ def test_growing_in_steps_gives_what_hashing_at_once_does(
     assert chain.digests == digests(tokens, block_size)
 
 
+@settings(deadline=None)
 @given(token_lists, token_lists, block_sizes)
 def test_two_sequences_share_just_the_blocks_of_their_common_prefix(
     one: list[int], other: list[int], block_size: int
@@ -72,6 +74,7 @@ def test_the_digest_is_the_same_in_every_process() -> None:
     assert len(first) == DIGEST_SIZE
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), block_sizes)
 def test_the_last_token_is_never_reusable(num_tokens: int, block_size: int) -> None:
     chain = HashChain(ROOT, block_size)
