@@ -204,10 +204,9 @@ async def test_an_executor_is_taken_only_when_it_can_be_sent_plans(stations: Sta
     scene = Scene(stations, await stations.serve(SchedulerService))
     for service in (GATEWAY, TOKENIZER, DETOKENIZER):
         await scene.place(service)
-    announced = encode(CAPACITY, Identity(EXECUTOR, "model-executor.0", Incarnation(1)))
     with raw_push(Path(stations.directory), "scheduler.0") as push:
-        push.send(announced)
-        scene.say(TOKENIZER, submit("a"))
+        push.send(encode(CAPACITY, Identity(EXECUTOR, "model-executor.0", Incarnation(1))))
+        push.send(encode(submit("a"), scene.at[TOKENIZER].mesh.identity))
         assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
         await scene.place(EXECUTOR)
         await scene.credit(max_num_seqs=4)
@@ -240,6 +239,20 @@ async def test_a_second_executor_takes_over_when_the_first_is_lost(stations: Sta
     await scene.lose(EXECUTOR)
     plan = await standby.next(Plan)
     assert [len(entering.token_ids) for entering in plan.entering] == [6]
+
+
+async def test_a_second_executor_that_left_is_forgotten(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    standby = await stations.station(EXECUTOR, index=1)
+    await stations.linked(standby, scene.scheduler)
+    standby.say(SCHEDULER, CAPACITY, MetricsRequest(RequestId("m")))
+    await standby.next(MetricsReply)
+    await stations.leave(standby)
+    next_life = await stations.station(EXECUTOR, index=1)  # which is not ready yet
+    await stations.linked(next_life, scene.scheduler)
+    await scene.lose(EXECUTOR)
+    scene.say(TOKENIZER, submit("a"))
+    assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
 
 
 async def test_poison_is_failed_in_the_end(stations: Stations) -> None:
@@ -277,10 +290,12 @@ async def test_an_executor_in_time_ends_the_grace(stations: Stations) -> None:
     await scene.hear(DETOKENIZER, Open)
     await scene.iterate()
     await scene.lose(EXECUTOR)
+    grace = scene.scheduler._grace
+    assert grace is not None
     await scene.credit(max_num_seqs=0)
     await scene.place(EXECUTOR)
     await scene.announce()
-    assert scene.scheduler._grace is None
+    assert grace.cancelled()
     await scene.finish(1)
 
 
