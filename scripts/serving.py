@@ -76,6 +76,14 @@ class Metrics:
         )
 
 
+def machine_cpu_seconds() -> float:
+    """CPU time of all processes of the machine since it began."""
+    user, nice, system, _, _, irq, softirq, steal = map(
+        int, Path("/proc/stat").read_text().split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+
+
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=60) as response:
         text: str = response.read().decode()
