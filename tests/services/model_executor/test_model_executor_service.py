@@ -75,6 +75,7 @@ async def test_tokens_go_to_the_scheduler_and_to_the_detokenizers_concerned(
     gateway.say(EXECUTOR, MetricsRequest(RequestId("m")))
     exposition = (await gateway.next(MetricsReply)).exposition
     assert "headrace_iterations_total 3.0" in exposition
+    assert "headrace_iteration_seconds_count 3.0" in exposition
     assert 'headrace_iteration_tokens_total{kind="prefill"} 5.0' in exposition
     assert 'headrace_iteration_tokens_total{kind="decode"} 2.0' in exposition
     assert "headrace_executor_busy_seconds_total" in exposition
