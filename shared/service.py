@@ -223,5 +223,9 @@ def main(kind: type[Service], words: Sequence[str] | None = None) -> NoReturn:
     except BadSetting as error:
         print(f"headrace {kind.service}: {error}", file=sys.stderr)
         code = EXIT_BAD_SETTING
+    except Exception as error:
+        log = structlog.get_logger(kind.service.value)
+        log.error("service failed", where="making or stopping it", exc_info=error)
+        code = EXIT_FAULT
     sys.stderr.flush()
     os._exit(code)  # which does not wait for threads either

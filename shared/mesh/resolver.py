@@ -42,9 +42,13 @@ class IpcDirectory:
     directory: Path
 
     async def resolve(self, service: ServiceName) -> Mapping[str, str]:
+        try:
+            entries = os.listdir(self.directory)
+        except FileNotFoundError:  # the launcher is gone, and another orphan cleaned up
+            return {}
         names = [
             entry.removesuffix(".sock")
-            for entry in os.listdir(self.directory)
+            for entry in entries
             if entry.startswith(f"{service}.") and entry.endswith(".sock")
         ]
         return {name: self.endpoint(name) for name in names}

@@ -29,6 +29,7 @@ class Member:
         self.events: list[tuple[str, str]] = []  # ("joined" or "lost", name)
         self.heard: list[str] = []  # the texts, in order
         self.senders: set[Identity] = set()
+        self.answers: list[Message] = []  # all that is no text
         self.on_heard: Callable[[], None] = lambda: None
 
     def tell(self, other: Member, text: str | int, padding: str = "") -> bool:
@@ -60,10 +61,12 @@ class Member:
             assert isinstance(result[0], asyncio.CancelledError), result
 
     def _hear(self, message: Message, sender: Identity) -> None:
-        assert isinstance(message, Abort)
-        self.heard.append(message.request_id)
         self.senders.add(sender)
-        self.on_heard()
+        if isinstance(message, Abort):
+            self.heard.append(message.request_id)
+            self.on_heard()
+        else:
+            self.answers.append(message)
 
 
 class IpcMembers:

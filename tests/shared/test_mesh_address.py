@@ -31,6 +31,14 @@ async def test_an_ipc_directory_is_its_own_registry(run_directory: Path) -> None
     assert list(await resolver.resolve(ServiceName.TOKENIZER)) == ["tokenizer.0"]
 
 
+async def test_a_directory_that_vanished_has_nobody_in_it(run_directory: Path) -> None:
+    directory = run_directory / "mesh"
+    directory.mkdir()
+    resolver = address(f"ipc:{directory}").resolver
+    directory.rmdir()
+    assert await resolver.resolve(SCHEDULER) == {}
+
+
 def test_a_path_that_no_socket_can_have_is_refused(run_directory: Path) -> None:
     room = IPC_PATH_LIMIT - len(f"{run_directory}//scheduler.0.sock")
     for excess in (0, 1):
