@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 PIECE_QUERIES = 256  # queries of a piece: longer ones waste half of their scores on the mask
 GROUP_SCORES = 1 << 20  # queries x keys of a group, per head: bounds the mask
-GROUP_KEYS = 1 << 13  # keys gathered for a group; one sequence's own may be more
+GROUP_KEYS = 1 << 12  # keys gathered for a group; one sequence's own may be more
 
 
 @dataclass(frozen=True, slots=True)
