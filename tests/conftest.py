@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+import hypothesis
 import pytest
 
 import services.model_executor  # noqa: F401 - before torch: it says how OpenMP waits
@@ -22,6 +23,9 @@ from shared.messages import Message
 from shared.service import Service
 from shared.settings import Settings
 from shared.types import ServiceName
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no failure
+hypothesis.settings.load_profile("any machine")
 
 PATIENCE = 20.0  # seconds until a test that waits in vain is told so
 

@@ -242,6 +242,5 @@ TestScheduling = Scheduling.TestCase
 TestScheduling.settings = settings(
     max_examples=200,
     stateful_step_count=50,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
