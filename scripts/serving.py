@@ -16,6 +16,8 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from shared.types import ServiceName
+
 READY_SECONDS = 120
 
 
@@ -65,7 +67,16 @@ class Metrics:
 
     @classmethod
     async def of(cls, url: str) -> Metrics:
-        return cls(await asyncio.to_thread(_get, f"{url}/metrics"))
+        """Ask until every service has answered: on a busy machine one may be too late."""
+        while True:
+            metrics = cls(await asyncio.to_thread(_get, f"{url}/metrics"))
+            if metrics._services >= set(ServiceName):
+                return metrics
+
+    @property
+    def _services(self) -> set[str]:
+        name = "headrace_process_cpu_seconds_total"
+        return {sample.labels["service"] for sample in self._samples if sample.name == name}
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of the samples that bear these labels."""
