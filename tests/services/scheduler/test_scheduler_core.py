@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.scheduler.core import MAX_EXECUTOR_DEATHS, SchedulerCore
 from services.scheduler.tombstones import LIMIT
@@ -98,6 +100,31 @@ def test_preemption_does_not_turn_in_circles() -> None:
 
 def _waiting(bench: Bench) -> list[object]:
     return [s for s in bench.accepted.values() if s.request_id not in bench.ended]
+
+
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 60)), min_size=1, max_size=20),
+    block_size=st.sampled_from([1, 2, 4, 16]),
+    spare=st.integers(0, 60),
+    slots=st.integers(1, 20),
+    budget=st.integers(1, 64),
+)
+def test_a_cache_that_holds_the_largest_request_alone_suffices_for_all(
+    requests: list[tuple[int, int]], block_size: int, spare: int, slots: int, budget: int
+) -> None:
+    largest = max(-(-(prompt + tokens - 1) // block_size) for prompt, tokens in requests)
+    bench = Bench(
+        num_blocks=largest + spare,
+        block_size=block_size,
+        max_num_seqs=slots,
+        max_num_batched_tokens=budget,
+    )
+    sequences = [bench.submit(f"r{n}", *request) for n, request in enumerate(requests)]
+    bench.run()
+    for sequence in sequences:
+        assert_complete(sequence)
+    assert bench.core.counters.preemptions < 3 * len(requests)
+    assert_idle(bench.core)
 
 
 def test_a_burst_of_long_prompts_is_answered_one_after_the_other() -> None:
