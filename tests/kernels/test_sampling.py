@@ -170,6 +170,12 @@ def test_improbable_tokens_win_as_often_as_they_should() -> None:
     assert abs(halves) < 4 * np.sqrt(len(rest)) / 2
 
 
+@pytest.mark.parametrize("params", [Params(top_k=1), Params(top_k=BEST), Params(top_p=0.1)])
+def test_ties_with_the_last_one_kept_go_on_beyond_the_best_few(params: Params) -> None:
+    flat = torch.zeros(300, 3 * BEST)
+    assert max(draw(flat, [params] * 300, list(range(300)))) > 2 * BEST
+
+
 @pytest.mark.parametrize("temperature", [1.01e-5, 1e-4])
 def test_tiny_temperatures_take_the_best_token(temperature: float) -> None:
     logits = random_logits(8, 500, 3, coarse=False) * 20

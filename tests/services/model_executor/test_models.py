@@ -59,7 +59,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "head_dim": 8,
             "sliding_window": 6,
-            "attn_logit_softcapping": 5.0,
+            "attn_logit_softcapping": 0.3,
             "final_logit_softcapping": 9.0,
             "query_pre_attn_scalar": 8,
         },
@@ -145,9 +145,10 @@ def test_greedy_text_is_that_of_transformers(family: str, tmp_path: Path) -> Non
     sequences = [greedy(i + 1, prompt) for i, prompt in enumerate(PROMPTS)]
     run_with_preemption(make_runner(info), sequences)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    for sequence, prompt in zip(sequences, PROMPTS, strict=True):
-        assert sequence.outputs == generate(model, prompt), prompt
-        assert sequence.finish is FinishReason.LENGTH
+    expected = [generate(model, prompt) for prompt in PROMPTS]
+    assert sum(len(set(tokens)) for tokens in expected) > 40, "too dull to tell right from wrong"
+    assert [sequence.outputs for sequence in sequences] == expected
+    assert {sequence.finish for sequence in sequences} == {FinishReason.LENGTH}
 
 
 @pytest.mark.parametrize(("max_model_len", "factors"), [(40, "short_factor"), (96, "long_factor")])
