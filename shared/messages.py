@@ -76,6 +76,8 @@ class Finished:
     failure: Failure | None = None
 
 
+NEWEST = -1  # the start of a row that decodes
+
 # --- messages, in the order of a request's life --------------------------------------------------
 
 
@@ -150,8 +152,10 @@ class Plan:
 
     Applied in this order: `retired`, `entering`, blocks, then the rows are run. Row i computes
     `row_tokens[i]` tokens of slot `row_slots[i]` from position `row_starts[i]`; it samples if it
-    reaches the last known token. A start of NEWEST means one token, the newest, wherever it is. Block ids are appended to the slots' block tables: the first
-    `block_counts[0]` of them to slot `block_slots[0]`, and so on.
+    reaches the last known token. A start of NEWEST is that of a decode: one token, the newest one
+    wherever it is. Block ids are appended to the slots' block tables: the first `block_counts[0]`
+    of them to slot `block_slots[0]`, and so on. The rows of a leased plan, all decodes, are run up
+    to `lease` times more, as long as no newer plan has come.
     """
 
     step: int
@@ -163,6 +167,7 @@ class Plan:
     row_slots: Int32s
     row_starts: Int32s
     row_tokens: Int32s
+    lease: int = 0
 
     def __post_init__(self) -> None:
         _check_columns(self.block_slots, self.block_counts)
@@ -184,6 +189,7 @@ class StepResult:
     positions: Int32s  # of the sampled token in its sequence; the prompt's first is 0
     token_ids: Int32s
     finishes: bytes  # one FinishReason each
+    iteration: int = 0  # of the plan: above 0, one of its lease
 
     def __post_init__(self) -> None:
         _check_columns(self.handles, self.positions, self.token_ids, self.finishes)

@@ -88,6 +88,20 @@ class Settings:
 
     # Scheduling
     max_queue: int = _setting(1024, "requests waiting beyond those running", SCHEDULER, at_least=0)
+    run_ahead: int = _setting(
+        1,
+        "plans sent before the result of the one before is back",
+        SCHEDULER,
+        at_least=0,
+        at_most=2,
+    )
+    max_lease: int = _setting(
+        64,
+        "iterations that the executor may go on decoding without a new plan",
+        SCHEDULER,
+        at_least=0,
+        at_most=1024,
+    )
     max_num_seqs: int = _setting(64, "sequences running at once", MODEL_EXECUTOR, at_least=1)
     max_num_batched_tokens: int = _setting(
         512, "token budget of one iteration", MODEL_EXECUTOR, at_least=1

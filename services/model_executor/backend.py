@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.model_executor.batch import Ints, PersistentBatch, Rows
-from services.model_executor.results import Span, StepOutput, step_output
+from services.model_executor.results import Origin, Span, StepOutput, step_output
 from shared.messages import Announce, Plan
 from shared.model import ModelInfo
 from shared.types import FinishReason, Incarnation
@@ -44,15 +44,19 @@ class Backend(ABC):
         """Drop all sequences."""
         self._batch.reset()
 
-    def execute(self, plan: Plan, epoch: Incarnation, arrived: float | None = None) -> StepOutput:
+    def execute(
+        self, plan: Plan, epoch: Incarnation, iteration: int = 0, arrived: float | None = None
+    ) -> StepOutput:
         """Run one plan of the scheduler `epoch`; raises PlanMisfit, after which comes `reset`.
 
+        iteration: 0, or how often its rows were run before, under its lease.
         arrived: since when it could have been run, in monotonic seconds; None: since now.
         """
-        rows = self._batch.apply(plan)
+        rows = self._batch.rows(plan) if iteration else self._batch.apply(plan)
         tokens, broken, span = self._compute(rows, arrived)
         finishes = self._finish(rows, tokens, broken)
-        return step_output(epoch, plan.step, self._batch, rows, tokens, finishes, span)
+        origin = Origin(epoch, plan.step, iteration)
+        return step_output(origin, self._batch, rows, tokens, finishes, span)
 
     @abstractmethod
     def _compute(self, rows: Rows, arrived: float | None) -> Computed:

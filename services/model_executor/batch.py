@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from kernels.sampling import SamplingColumns
 from services.model_executor.finish import FREE_SLOT, StopRules
-from shared.messages import Announce, EnteringSequence, Plan
+from shared.messages import NEWEST, Announce, EnteringSequence, Plan
 from shared.types import Int32s
 
 Ints = NDArray[np.int64]
@@ -92,7 +92,30 @@ class PersistentBatch:
         for sequence in plan.entering:
             self._enter(sequence)
         self._append_blocks(plan)
-        return self._rows(plan)
+        return self.rows(plan)
+
+    def rows(self, plan: Plan) -> Rows:
+        """A plan's rows, as they are now: those that decode go on from their newest tokens."""
+        slots, starts, counts = map(_ints, (plan.row_slots, plan.row_starts, plan.row_tokens))
+        if len(slots) and (slots.min() < 0 or slots.max() >= len(self.rules)):
+            raise PlanMisfit("a row of no slot")
+        if len(set(plan.row_slots)) != len(slots) or not self._taken[slots].all():
+            raise PlanMisfit("rows of a free slot, or two of one slot")
+        running = ~self._finished[slots]
+        slots, starts, counts = slots[running], starts[running], counts[running]
+        lengths = self._lengths[slots]
+        starts = np.where(starts == NEWEST, lengths - 1, starts)
+        ends = starts + counts
+        if (starts < 0).any() or (counts < 1).any() or (ends > lengths).any():
+            raise PlanMisfit("a row outside its sequence")
+        if (ends > self._num_blocks[slots] * self.limits.block_size).any():
+            raise PlanMisfit("a row outside its blocks")
+        if counts.sum() > self.limits.max_num_batched_tokens:
+            raise PlanMisfit(f"{counts.sum()} tokens")
+        sampling = np.flatnonzero(ends == lengths)
+        positions = lengths[sampling]
+        self._lengths[slots[sampling]] += 1
+        return Rows(slots, starts, counts, sampling, positions)
 
     def finish(self, slot: int) -> None:
         """The sequence in this slot has sampled its last token."""
@@ -167,26 +190,6 @@ class PersistentBatch:
             self.blocks[slot, first : first + count] = ids[at : at + count]
             self._num_blocks[slot] += count
             at += count
-
-    def _rows(self, plan: Plan) -> Rows:
-        slots, starts, counts = map(_ints, (plan.row_slots, plan.row_starts, plan.row_tokens))
-        if len(slots) and (slots.min() < 0 or slots.max() >= len(self.rules)):
-            raise PlanMisfit("a row of no slot")
-        if len(set(plan.row_slots)) != len(slots) or not self._taken[slots].all():
-            raise PlanMisfit("rows of a free slot, or two of one slot")
-        running = ~self._finished[slots]
-        slots, starts, counts = slots[running], starts[running], counts[running]
-        ends = starts + counts
-        if (starts < 0).any() or (counts < 1).any() or (ends > self._lengths[slots]).any():
-            raise PlanMisfit("a row outside its sequence")
-        if (ends > self._num_blocks[slots] * self.limits.block_size).any():
-            raise PlanMisfit("a row outside its blocks")
-        if counts.sum() > self.limits.max_num_batched_tokens:
-            raise PlanMisfit(f"{counts.sum()} tokens")
-        sampling = np.flatnonzero(ends == self._lengths[slots])
-        positions = self._lengths[slots[sampling]]
-        self._lengths[slots[sampling]] += 1
-        return Rows(slots, starts, counts, sampling, positions)
 
     def _check_taken(self, slot: int) -> None:
         if not 0 <= slot < len(self.rules) or not self._taken[slot]:

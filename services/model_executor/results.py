@@ -20,6 +20,14 @@ class Span(NamedTuple):
     ended: float
 
 
+class Origin(NamedTuple):
+    """Whose plan an iteration was of, and which of its iterations it was."""
+
+    epoch: Incarnation
+    step: int
+    iteration: int
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What one plan gave, ready to be sent."""
@@ -33,8 +41,7 @@ class StepOutput:
 
 
 def step_output(
-    epoch: Incarnation,
-    step: int,
+    origin: Origin,
     batch: PersistentBatch,
     rows: Rows,
     tokens: Ints,
@@ -45,13 +52,13 @@ def step_output(
     slots = rows.sampling_slots
     columns = (batch.handles[slots], rows.positions, tokens, np.frombuffer(finishes, np.uint8))
     detokenizers = [batch.detokenizers[slot] for slot in slots.tolist()]
-    whole = _result(epoch, step, *columns)
+    whole = _result(origin, *columns)
     by_name = dict.fromkeys(detokenizers, whole)
     if len(by_name) > 1:
         names = np.array(detokenizers)
         for name in by_name:
             own = names == name
-            by_name[name] = _result(epoch, step, *(column[own] for column in columns))
+            by_name[name] = _result(origin, *(column[own] for column in columns))
     return StepOutput(
         scheduler=whole,
         detokenizers=by_name,
@@ -63,20 +70,20 @@ def step_output(
 
 
 def _result(
-    epoch: Incarnation,
-    step: int,
+    origin: Origin,
     handles: NDArray[np.int32],
     positions: Ints,
     tokens: Ints,
     finishes: NDArray[np.uint8],
 ) -> StepResult:
     return StepResult(
-        epoch=epoch,
-        step=step,
+        epoch=origin.epoch,
+        step=origin.step,
         handles=_int32s(handles),
         positions=_int32s(positions),
         token_ids=_int32s(tokens),
         finishes=finishes.tobytes(),
+        iteration=origin.iteration,
     )
 
 

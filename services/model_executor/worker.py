@@ -27,7 +27,9 @@ class Runner(Protocol):
     @property
     def num_running(self) -> int: ...
     def announce(self) -> Announce: ...
-    def execute(self, plan: Plan, epoch: Incarnation, arrived: float) -> StepOutput: ...
+    def execute(
+        self, plan: Plan, epoch: Incarnation, iteration: int, arrived: float
+    ) -> StepOutput: ...
     def reset(self) -> None: ...
 
 
@@ -109,14 +111,26 @@ class Worker:
             if job.link != link:
                 runner.reset()
                 link = job.link
-            output, misfit = None, None
-            try:
-                output = runner.execute(job.plan, job.epoch, job.arrived)
-            except PlanMisfit as error:
-                runner.reset()
-                misfit = str(error)
-            self.num_running = runner.num_running
-            self._tell(self._on_done, Done(job, output, misfit))
+            iteration = 0
+            while self._execute(runner, job, iteration) and self._leased(job, iteration):
+                iteration += 1
+
+    def _execute(self, runner: Runner, job: Job, iteration: int) -> bool:
+        """Run one iteration and hand its outcome over; False if its rows give no more tokens."""
+        output, misfit = None, None
+        try:
+            output = runner.execute(job.plan, job.epoch, iteration, job.arrived)
+        except PlanMisfit as error:
+            runner.reset()
+            misfit = str(error)
+        self.num_running = runner.num_running
+        self._tell(self._on_done, Done(job, output, misfit))
+        return output is not None and output.decode_tokens > 0 and self.num_running > 0
+
+    def _leased(self, job: Job, iteration: int) -> bool:
+        """Whether the job's rows may be run once more: its lease lasts, and nothing newer came."""
+        current = job.link == self.link and not self._closed
+        return iteration < job.plan.lease and self._jobs.empty() and current
 
     def _tell(self, callback: Callable[[T], None], argument: T) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more

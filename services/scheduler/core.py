@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.scheduler.in_flight import InFlight
 from services.scheduler.planner import Planner
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import NO_SLOT, Sequence
 from services.scheduler.tombstones import Tombstones
 from services.scheduler.waiting import WaitingQueue
 from shared.messages import Announce, Failure, Plan, StepResult, Submit
@@ -29,12 +29,20 @@ class Counters:
     generation_tokens: int = 0
     late_tokens: int = 0  # of requests that ended meanwhile
     preemptions: int = 0
+    leases: int = 0  # plans that bore one
 
 
 class SchedulerCore:
     """Queue, running set and the plans that are under way on one executor."""
 
-    def __init__(self, max_queue: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        max_queue: int,
+        clock: Callable[[], float],
+        *,
+        run_ahead: int = 0,
+        max_lease: int = 0,
+    ) -> None:
         self.counters = Counters()
         self.waiting = WaitingQueue()
         self._max_queue = max_queue
@@ -43,7 +51,10 @@ class SchedulerCore:
         self._fingerprint: str | None = None
         self._known: dict[RequestId, Sequence] = {}
         self._tombstones = Tombstones()
-        self._in_flight: deque[int] = deque()  # steps sent, results not yet back
+        self._by_handle: dict[int, Sequence] = {}
+        self._run_ahead = run_ahead
+        self._max_lease = max_lease
+        self._in_flight = InFlight()
         self._handles = itertools.count(1)
         self._steps = itertools.count(1)  # of all executors: a late result never meets its number
 
@@ -86,7 +97,7 @@ class SchedulerCore:
                 f"executor has model {capacity.fingerprint}, requests are for {self._fingerprint}"
             )
         self._fingerprint = capacity.fingerprint
-        self._planner = Planner(capacity, self._steps)
+        self._planner = Planner(capacity, self._steps, self._in_flight, self._max_lease)
         return [
             (sequence, failure)
             for sequence in list(self._known.values())
@@ -129,6 +140,7 @@ class SchedulerCore:
             arrived=self._clock(),
         )
         self._known[request.request_id] = sequence
+        self._by_handle[sequence.handle] = sequence
         self.waiting.append(sequence)
         return sequence
 
@@ -149,33 +161,42 @@ class SchedulerCore:
         return dropped
 
     def plan(self) -> Plan | None:
-        """The next iteration, once the one before is done; None if there is nothing to do."""
-        if self._planner is None or self._in_flight:
+        """A plan to be sent now; None if enough are under way, or there is nothing to do."""
+        planner, in_flight = self._planner, self._in_flight
+        if planner is None or in_flight.unacknowledged > self._run_ahead:
             return None
-        before = self._planner.preemptions
-        plan = self._planner.plan(self.waiting)
-        self.counters.preemptions += self._planner.preemptions - before
+        if in_flight.leased and not in_flight.due and not planner.news(self.waiting):
+            return None
+        before = planner.preemptions
+        plan = planner.plan(self.waiting)
+        self.counters.preemptions += planner.preemptions - before
         if plan is not None:
-            self._in_flight.append(plan.step)
+            in_flight.send(plan.step, plan.lease)
+            self.counters.leases += plan.lease > 0
         return plan
 
     def apply(self, result: StepResult) -> None:
-        """Take in what a plan sampled; results of steps that are not under way are late."""
-        if self._planner is None or not self._in_flight or result.step != self._in_flight[0]:
+        """Take in what an iteration sampled; results of steps that are not under way are late."""
+        if self._planner is None or not self._in_flight.receive(result.step, result.iteration):
             self.counters.late_tokens += len(result.handles)
             return
-        self._in_flight.popleft()
-        running, counters, late = self._planner.running, self.counters, 0
+        known, counters, late = self._by_handle, self.counters, 0
+        unplanned = result.iteration > 0
         for handle, position, token, finish in zip(
             result.handles, result.positions, result.token_ids, result.finishes, strict=True
         ):
-            sequence = running.get(handle)
+            sequence = known.get(handle)
             if sequence is None or position != len(sequence.token_ids):
                 late += 1
                 continue
             if position == sequence.num_prompt:
                 counters.prompt_tokens += position
             sequence.token_ids.append(token)
+            if sequence.slot == NO_SLOT:  # preempted meanwhile: one less to be computed again
+                sequence.num_tokens += 1
+            elif unplanned:
+                sequence.num_computed += 1
+                sequence.num_tokens += 1
             if finish:  # any FinishReason but NONE
                 self._drop(sequence)
         counters.late_tokens += late
@@ -210,6 +231,7 @@ class SchedulerCore:
 
     def _drop(self, sequence: Sequence) -> None:
         del self._known[sequence.request_id]
+        del self._by_handle[sequence.handle]
         if self._planner is not None and sequence.running:
             self._planner.release(sequence)
         else:

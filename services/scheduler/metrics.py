@@ -30,6 +30,7 @@ class SchedulerCollector(Collector):
             "prompt_tokens": ("Prompt tokens computed", counters.prompt_tokens),
             "generation_tokens": ("Tokens generated", counters.generation_tokens),
             "num_preemptions": ("Requests put back to be recomputed", counters.preemptions),
+            "leases": ("Plans that let the executor go on by itself", counters.leases),
             "late_tokens": ("Tokens of requests that had ended", counters.late_tokens),
         }
         for name, (text, value) in gauges.items():

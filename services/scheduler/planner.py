@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from services.scheduler.blocks import BlockPool
+from services.scheduler.in_flight import InFlight
 from services.scheduler.sequence import NO_SLOT, Sequence
 from services.scheduler.waiting import WaitingQueue
-from shared.messages import Announce, EnteringSequence, Plan
+from shared.messages import NEWEST, Announce, EnteringSequence, Plan
 from shared.types import Int32s, int32s
 
 
@@ -23,6 +24,7 @@ class _Draft:
     """A plan in the making."""
 
     budget: int  # tokens
+    lease: int  # iterations
     entering: list[EnteringSequence] = field(default_factory=list)
     block_slots: Int32s = field(default_factory=int32s)
     block_counts: Int32s = field(default_factory=int32s)
@@ -35,7 +37,9 @@ class _Draft:
 class Planner:
     """The running set and its memory on one executor."""
 
-    def __init__(self, capacity: Announce, steps: Iterator[int]) -> None:
+    def __init__(
+        self, capacity: Announce, steps: Iterator[int], in_flight: InFlight, max_lease: int
+    ) -> None:
         self.capacity = capacity
         self.pool = BlockPool(capacity.num_blocks)
         self.running: dict[int, Sequence] = {}  # by handle, oldest first
@@ -43,6 +47,8 @@ class Planner:
         self._free_slots = list(reversed(range(capacity.max_num_seqs)))
         self._retired = int32s()  # slots given up since the last plan
         self._steps = steps
+        self._in_flight = in_flight
+        self._max_lease = max_lease
 
     @property
     def max_tokens_held(self) -> int:
@@ -54,16 +60,20 @@ class Planner:
         """Tokens of the longest sequence: of its last one the KV is never stored."""
         return min(self.capacity.max_model_len, self.max_tokens_held + 1)
 
+    def news(self, waiting: WaitingQueue) -> bool:
+        """Whether a lease should be cut short: somebody left, or somebody can come in."""
+        return len(self._retired) > 0 or self._admissible(waiting)
+
     def plan(self, waiting: WaitingQueue) -> Plan | None:
         """The next iteration; None if there is nothing to compute."""
-        draft = _Draft(self.capacity.max_num_batched_tokens)
+        draft = _Draft(self.capacity.max_num_batched_tokens, self._lease(waiting))
         preemptions = self.preemptions
         for sequence in self._decode(draft, waiting):
             if sequence.running:  # no victim of a decode
                 self._add_row(sequence, draft)
         if self.preemptions == preemptions:
             self._admit(waiting, draft)
-        if not draft.row_slots:
+        if not draft.row_slots and not (self._retired and self._in_flight.leased):
             return None
         return self._finish(draft)
 
@@ -81,8 +91,22 @@ class Planner:
         self.release(sequence)
         sequence.num_computed = 0
         sequence.num_tokens = len(sequence.token_ids)
+        sequence.held_step = self._in_flight.last_step
         waiting.put_back(sequence)
         self.preemptions += 1
+
+    def _lease(self, waiting: WaitingQueue) -> int:
+        """Iterations that the executor may repeat: only decodes, and from spare blocks only."""
+        rows = len(self.running)
+        if not rows or not self._max_lease or rows > self.capacity.max_num_batched_tokens:
+            return 0
+        if self._admissible(waiting) or not all(s.decoding for s in self.running.values()):
+            return 0
+        lease = self._max_lease
+        ahead, block_size = self._in_flight.leased, self.capacity.block_size
+        while lease and 2 * rows * ((ahead + lease) // block_size + 2) > self.pool.num_free:
+            lease //= 2
+        return lease
 
     def _decode(self, draft: _Draft, waiting: WaitingQueue) -> list[Sequence]:
         """Rows for all that lack only their newest token; returns the others.
@@ -90,7 +114,8 @@ class Planner:
         Nearly all rows are made here, so it does by hand what `decoding` and `_add_row` say.
         """
         block_size = self.capacity.block_size
-        slots, starts = draft.row_slots, draft.row_starts
+        slots = draft.row_slots
+        ahead = self._in_flight.leased + draft.lease + 1  # at most so many tokens from `at` on
         others = []
         for sequence in list(self.running.values()):
             at = sequence.num_computed
@@ -99,39 +124,51 @@ class Planner:
                 continue
             if at >= sequence.num_inputs or len(slots) == draft.budget:
                 continue
-            if at == len(sequence.blocks) * block_size:
-                if not self._make_room(sequence, waiting):
+            end = min(at + ahead, sequence.num_inputs)
+            if end > len(sequence.blocks) * block_size:
+                missing = sequence.blocks_needed(end, block_size)
+                if not self._make_room(missing, sequence, waiting):
                     continue
-                self._grant(sequence, 1, draft)
+                self._grant(sequence, missing, draft)
             slots.append(sequence.slot)
-            starts.append(at)
             sequence.num_computed = at + 1
             sequence.num_tokens = at + 2
+        draft.row_starts.extend(int32s([NEWEST]) * len(slots))
         draft.row_tokens.extend(int32s([1]) * len(slots))
         draft.budget -= len(slots)
         return others
 
-    def _make_room(self, sequence: Sequence, waiting: WaitingQueue) -> bool:
-        """See that a block is free, at the cost of the youngest; False if that is it itself."""
-        while not self.pool.num_free:
+    def _make_room(self, missing: int, sequence: Sequence, waiting: WaitingQueue) -> bool:
+        """See that blocks are free, at the cost of the youngest; False if that is it itself."""
+        while missing > self.pool.num_free:
             victim = next(reversed(self.running.values()))
             self.preempt(victim, waiting)
             if victim is sequence:
                 return False
         return True
 
+    def _admissible(self, waiting: WaitingQueue) -> bool:
+        """Whether the first that waits can be given a slot and the blocks it needs."""
+        if not waiting or not self._free_slots:
+            return False
+        sequence = waiting.first
+        if not self._in_flight.done(sequence.held_step):
+            return False
+        if not self.running:
+            return True
+        needed = sequence.blocks_needed(sequence.num_tokens, self.capacity.block_size)
+        # One block of headroom for each that runs, else the newcomer is soon a victim.
+        return needed + len(self.running) <= self.pool.num_free
+
     def _admit(self, waiting: WaitingQueue, draft: _Draft) -> None:
-        while waiting and draft.budget > 0 and self._free_slots:
+        while draft.budget > 0 and self._admissible(waiting):
             sequence = waiting.first
-            needed = sequence.blocks_needed(sequence.num_tokens, self.capacity.block_size)
-            # One block of headroom for each that runs, else the newcomer is soon a victim.
-            if needed + len(self.running) > self.pool.num_free and self.running:
-                return
             waiting.remove(sequence)
             sequence.slot = self._free_slots.pop()
             sequence.admissions += 1
             self.running[sequence.handle] = sequence
             draft.entering.append(sequence.entering())
+            needed = sequence.blocks_needed(sequence.num_tokens, self.capacity.block_size)
             self._grant(sequence, needed, draft)
             self._add_row(sequence, draft)
 
@@ -168,4 +205,5 @@ class Planner:
             row_slots=draft.row_slots,
             row_starts=draft.row_starts,
             row_tokens=draft.row_tokens,
+            lease=draft.lease if draft.row_slots else 0,
         )

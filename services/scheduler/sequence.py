@@ -18,6 +18,8 @@ class Sequence:
     [0, num_computed)           KV is in `blocks`, or a plan that is under way puts it there
     [num_computed, num_tokens)  still to be computed
     [0, len(token_ids))         ids are known here; from there to num_tokens they are under way
+
+    A lease may have computed more than that: it counts once its results are back.
     """
 
     request_id: RequestId
@@ -34,6 +36,7 @@ class Sequence:
     slot: int = NO_SLOT  # of the executor's batch, while running
     blocks: list[int] = field(default_factory=list)
     admissions: int = 0
+    held_step: int = 0  # preempted: results of steps up to this one may still bring tokens
     executor_deaths: int = 0
 
     def __post_init__(self) -> None:

@@ -39,7 +39,12 @@ class SchedulerService(Service):
     def __init__(self, settings: Settings, mesh: Mesh) -> None:
         super().__init__(settings, mesh)
         self._loop = asyncio.get_running_loop()
-        self._core = SchedulerCore(settings.max_queue, self._loop.time)
+        self._core = SchedulerCore(
+            settings.max_queue,
+            self._loop.time,
+            run_ahead=settings.run_ahead,
+            max_lease=settings.max_lease,
+        )
         self._executor: Identity | None = None
         self._candidates: dict[str, tuple[Identity, Announce]] = {}  # executors not in use
         self._credit: Credit | None = None
@@ -171,10 +176,10 @@ class SchedulerService(Service):
     def _take_turn(self) -> None:
         self._turn_due = False
         began = time.monotonic_ns()
-        plan = self._core.plan()
-        if plan is not None:
+        while (plan := self._core.plan()) is not None:
             self._send_plan(plan)
             self.trace.span("plan", began, plan.step, rows=len(plan.row_slots))
+            began = time.monotonic_ns()
         self._publish_credit()
 
     def _send_plan(self, plan: Plan) -> None:

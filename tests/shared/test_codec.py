@@ -223,7 +223,8 @@ def test_a_missing_or_an_extra_field_is_refused(message: Message, data: st.DataO
 
 
 ABORT = parts_of(Abort(RequestId("r1"), "why"))
-PLAN = parts_of(Plan(1, int32s(), [], *[int32s()] * 6))
+NONE = int32s()
+PLAN = parts_of(Plan(1, NONE, [], NONE, NONE, NONE, NONE, NONE, NONE))
 RESULT = parts_of(StepResult(Incarnation(1), 1, int32s(), int32s(), int32s(), b""))
 
 

@@ -131,7 +131,7 @@ def test_plans_in_time_follow_without_a_gap_and_late_ones_begin_when_they_come(
     maker.enter(sequence())
 
     def span(arrived: float) -> Span:
-        output = simulated.execute(maker.plan(), EPOCH, arrived)
+        output = simulated.execute(maker.plan(), EPOCH, arrived=arrived)
         maker.take(output)
         return output.span
 

@@ -5,25 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from typing import cast
 
 import pytest
 
 from services.model_executor.batch import PlanMisfit
-from services.model_executor.results import StepOutput
+from services.model_executor.results import Span, StepOutput
 from services.model_executor.worker import MAX_PLANS, Done, Job, Worker
-from shared.messages import Announce, Plan
+from shared.messages import Announce, Plan, StepResult
 from shared.service import StartError
 from shared.types import Incarnation, int32s
 
 CAPACITY = Announce("f", 1, 1, 1, 1, 1)
 EPOCH = Incarnation(3)
-OUTPUT = cast(StepOutput, object())  # it is only passed on
+NONE = int32s()
+RESULT = StepResult(EPOCH, 1, NONE, NONE, NONE, b"")
+OUTPUT = StepOutput(RESULT, {}, 0, decode_tokens=1, num_running=1, span=Span(0, 0))
 
 
-def job(step: int, link: int = 0) -> Job:
-    none = int32s()
-    return Job(link, EPOCH, Plan(step, none, [], none, none, none, none, none, none))
+def job(step: int, link: int = 0, lease: int = 0) -> Job:
+    plan = Plan(step, NONE, [], NONE, NONE, NONE, NONE, NONE, NONE, lease)
+    return Job(link, EPOCH, plan)
 
 
 class ScriptedRunner:
@@ -33,6 +34,7 @@ class ScriptedRunner:
         self.go = threading.Event()
         self.waits = threading.Event()
         self.seen: list[int | str] = []
+        self.iterations: list[int] = []
         self.num_running = 0
 
     def announce(self) -> Announce:
@@ -41,10 +43,11 @@ class ScriptedRunner:
     def reset(self) -> None:
         self.seen.append("reset")
 
-    def execute(self, plan: Plan, epoch: Incarnation, arrived: float = 0.0) -> StepOutput:
+    def execute(self, plan: Plan, epoch: Incarnation, iteration: int, arrived: float) -> StepOutput:
         self.seen.append(plan.step)
+        self.iterations.append(iteration)
         self.num_running = 1
-        if plan.step == 13:
+        if plan.step == 13 and iteration == plan.lease // 2:
             self.waits.set()
             self.go.wait()
         if plan.step == 0:
@@ -86,6 +89,23 @@ async def test_jobs_are_done_in_order(bench: Bench) -> None:
     assert [one.job.plan.step for one in done] == [1, 2, 3]
     assert all(one.output is OUTPUT and one.misfit is None for one in done)
     assert bench.worker.num_running == 1
+
+
+async def test_a_lease_is_used_up_when_nothing_newer_comes(bench: Bench) -> None:
+    bench.worker.submit(job(1, lease=3))
+    assert await bench.steps(4) == [1, 1, 1, 1]
+    bench.worker.submit(job(2))
+    assert await bench.steps(1) == [2]
+    assert bench.runner.iterations == [0, 1, 2, 3, 0]
+
+
+async def test_a_newer_plan_ends_a_lease_at_the_next_iteration(bench: Bench) -> None:
+    bench.worker.submit(job(13, lease=10))
+    await asyncio.to_thread(bench.runner.waits.wait)
+    bench.worker.submit(job(14))
+    bench.runner.go.set()
+    assert await bench.steps(7) == [13] * 6 + [14]
+    assert bench.runner.iterations == [*range(6), 0]
 
 
 async def test_the_queue_is_bounded_and_the_loop_goes_on(bench: Bench) -> None:

@@ -39,6 +39,7 @@ class Scene:
     @classmethod
     async def set(cls, stations: Stations, **settings: int) -> Scene:
         """All peers are there, and the executor has announced itself."""
+        settings = {"run_ahead": 0, "max_lease": 0} | settings
         scene = cls(stations, await stations.serve(SchedulerService, **settings))
         for service in (GATEWAY, TOKENIZER, DETOKENIZER, EXECUTOR):
             await scene.place(service)

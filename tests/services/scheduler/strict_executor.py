@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from shared.messages import Announce, EnteringSequence, Plan, StepResult
+from shared.messages import NEWEST, Announce, EnteringSequence, Plan, StepResult
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, Incarnation, int32s
 
@@ -40,8 +40,9 @@ class Occupant:
 class StrictExecutor:
     """Holds what `capacity` says; `execute` raises AssertionError for a plan that breaks a rule."""
 
-    def __init__(self, capacity: Announce) -> None:
+    def __init__(self, capacity: Announce, *, ahead: bool = False) -> None:
         self.capacity = capacity
+        self.ahead = ahead  # plans may come before the results that they build on
         self.slots: dict[int, Occupant] = {}
         self.steps: list[int] = []
         self.entered: list[int] = []  # handles, in order
@@ -60,6 +61,12 @@ class StrictExecutor:
             self._enter(entering)
         self._grant(plan)
         return self._run(plan)
+
+    def repeat(self, plan: Plan, iteration: int) -> StepResult:
+        """Run a leased plan's rows once more."""
+        assert 0 < iteration <= plan.lease
+        assert set(plan.row_starts) == {NEWEST}, "only decodes are leased"
+        return replace(self._run(plan), iteration=iteration)
 
     def _enter(self, entering: EnteringSequence) -> None:
         length, params = len(entering.token_ids), entering.params
@@ -86,13 +93,19 @@ class StrictExecutor:
         assert all(0 <= block < self.capacity.num_blocks for block in held)
 
     def _run(self, plan: Plan) -> StepResult:
-        assert 0 < sum(plan.row_tokens) <= self.capacity.max_num_batched_tokens
-        unfinished = {slot for slot, occupant in self.slots.items() if not occupant.finished}
-        assert sorted(plan.row_slots) == sorted(unfinished), "each that runs gets one row"
+        assert sum(plan.row_tokens) <= self.capacity.max_num_batched_tokens
+        assert len(set(plan.row_slots)) == len(plan.row_slots)
+        if not self.ahead:
+            unfinished = {slot for slot, occupant in self.slots.items() if not occupant.finished}
+            assert sorted(plan.row_slots) == sorted(unfinished), "each that runs gets one row"
         handles, positions, tokens, finishes = int32s(), int32s(), int32s(), bytearray()
         rows = zip(plan.row_slots, plan.row_starts, plan.row_tokens, strict=True)
         for slot, start, count in rows:
             occupant = self.slots[slot]
+            if occupant.finished:
+                continue  # the scheduler could not know
+            if start == NEWEST:
+                start = occupant.known - 1
             self._check_row(occupant, start, count)
             occupant.computed += count
             if occupant.computed == occupant.known:
@@ -111,4 +124,5 @@ class StrictExecutor:
         assert start == occupant.computed, "rows of a sequence follow one another"
         assert 1 <= count <= occupant.known - start
         assert start + count <= len(occupant.blocks) * block_size, "a position without its block"
-        assert len(occupant.blocks) == -(-occupant.known // block_size), "a block for nothing"
+        if not self.ahead:
+            assert len(occupant.blocks) == -(-occupant.known // block_size), "a block for nothing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shared.messages import Plan
+from shared.messages import NEWEST, Plan
 from shared.types import FinishReason
 from tests.services.scheduler.core_bench import Bench, assert_complete, assert_idle
 
@@ -22,8 +22,8 @@ def test_a_prompt_is_computed_at_once_and_then_a_token_a_plan() -> None:
     assert first.entering[0].prompt_tokens == 5
     assert [rows(plan) for plan in (first, second, third)] == [
         [(slot, 0, 5)],
-        [(slot, 5, 1)],
-        [(slot, 6, 1)],
+        [(slot, NEWEST, 1)],
+        [(slot, NEWEST, 1)],
     ]
     assert_complete(sequence)
     assert_idle(bench.core)
@@ -48,7 +48,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decodes() -> None:
     while long.num_computed < 20:
         plan = bench.step()
         decode, chunk = rows(plan)
-        assert decode == (short.slot, short.num_computed - 1, 1)  # each time, and first
+        assert decode == (short.slot, NEWEST, 1)  # each time, and first
         chunks.append(chunk[1:])
     assert chunks == [(0, 7), (7, 7), (14, 6)]
     bench.run()

@@ -1,0 +1,154 @@
+"""Plans ahead of results, and leases: sound plans and the same tokens, however messages cross.
+
+The channel to the executor and back is a queue each; whoever is slow, the other goes on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.scheduler.core import SchedulerCore
+from services.scheduler.sequence import Sequence
+from shared.messages import Announce, Failure, Plan, StepResult, Submit
+from shared.sampling import SamplingParams
+from shared.types import RequestId, int32s
+from tests.services.scheduler.core_bench import ROUTE, assert_complete, assert_idle
+from tests.services.scheduler.strict_executor import StrictExecutor
+
+capacities = st.builds(
+    Announce,
+    fingerprint=st.just("model"),
+    num_blocks=st.integers(3, 24),
+    block_size=st.integers(1, 4),
+    max_num_seqs=st.integers(1, 5),
+    max_num_batched_tokens=st.integers(1, 24),
+    max_model_len=st.integers(2, 48),
+)
+MAX_QUEUE = 8
+
+
+class RunAhead(RuleBasedStateMachine):
+    """A core and an executor with time between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plans: deque[Plan] = deque()
+        self.results: deque[StepResult] = deque()
+        self.lease: Plan | None = None  # may be repeated
+        self.iteration = 0
+        self.live: dict[str, Sequence] = {}
+        self.made = 0
+
+    @initialize(
+        capacity=capacities,
+        run_ahead=st.integers(0, 2),
+        max_lease=st.sampled_from([0, 0, 1, 3, 16]),
+    )
+    def connect(self, capacity: Announce, run_ahead: int, max_lease: int) -> None:
+        self.core = SchedulerCore(
+            MAX_QUEUE, clock=lambda: 0.0, run_ahead=run_ahead, max_lease=max_lease
+        )
+        self.run_ahead = run_ahead
+        self.executor = StrictExecutor(capacity, ahead=True)
+        assert self.core.connect(capacity) == []
+
+    @rule(prompt=st.integers(1, 12), max_tokens=st.integers(1, 30), ignore_eos=st.booleans())
+    def submit(self, prompt: int, max_tokens: int, ignore_eos: bool) -> None:
+        self.made += 1
+        name = f"r{self.made}"
+        params = SamplingParams(seed=self.made, max_tokens=max_tokens, ignore_eos=ignore_eos)
+        request = Submit(RequestId(name), int32s(range(prompt)), params, ROUTE)
+        outcome = self.core.submit(request)
+        if not isinstance(outcome, Failure):
+            assert outcome is not None
+            self.live[name] = outcome
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.live)))
+        assert self.core.abort(RequestId(name)) is self.live.pop(name)
+
+    @rule()
+    def plan(self) -> None:
+        for _ in range(self.run_ahead + 2):
+            plan = self.core.plan()
+            if plan is None:
+                return
+            self.plans.append(plan)
+        raise AssertionError("more plans than may be under way")
+
+    @rule()
+    def execute(self) -> None:
+        """The next plan; with none there, the newest once more if its lease lasts."""
+        if self.plans:
+            plan, self.iteration = self.plans.popleft(), 0
+            result = self.executor.execute(plan)
+            self.lease = plan
+        elif self.lease is not None and self.iteration < self.lease.lease:
+            self.iteration += 1
+            result = self.executor.repeat(self.lease, self.iteration)
+        else:
+            return
+        if not result.handles:
+            self.lease = None  # no row of it goes on
+        self.results.append(result)
+
+    @precondition(lambda self: self.results)
+    @rule()
+    def apply(self) -> None:
+        self._apply(self.results.popleft())
+
+    @rule(count=st.integers(1, 30))
+    def all_work(self, count: int) -> None:
+        for _ in range(count):
+            self.plan()
+            self.execute()
+            if self.results:
+                self.apply()
+
+    @rule(count=st.integers(1, 20))
+    def the_scheduler_stands_still(self, count: int) -> None:
+        for _ in range(count):
+            self.execute()
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        running = [s for s in self.live.values() if s.running]
+        assert self.core.num_requests == len(self.live)
+        assert self.core.num_running == len(running)
+        assert len(self.core.waiting) == len(self.live) - len(running)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        needed = sum(s.num_prompt + s.max_tokens for s in self.live.values())
+        for _ in range(60 + 4 * needed * (1 + len(self.live))):
+            if not self.live:
+                break
+            self.all_work(1)
+        assert not self.live
+        for _ in range(4):  # what tells the executor that nothing is left
+            self.all_work(1)
+        assert_idle(self.core)
+
+    def _apply(self, result: StepResult) -> None:
+        self.core.apply(result)
+        finishes = dict(zip(result.handles, result.finishes, strict=True))
+        for name, sequence in list(self.live.items()):
+            if finishes.get(sequence.handle):
+                assert_complete(sequence)
+                del self.live[name]
+
+
+TestRunAhead = RunAhead.TestCase
+TestRunAhead.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
