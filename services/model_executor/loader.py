@@ -49,7 +49,11 @@ def load_model(
         _check(config)
         model = _load(settings, info, config, device)
         fix_frequencies(model, info.max_model_len)
-        return model, _probe(model)
+        # An accelerator's allocator keeps what the largest iteration takes, so it is not counted
+        # as free when the cache is sized.
+        cpu = device.type == "cpu"
+        tokens = 1 if cpu else min(settings.max_num_batched_tokens, info.max_model_len)
+        return model, _probe(model, tokens, wanted=min(tokens, settings.max_num_seqs))
     except (Unsupported, ValueError, KeyError, OSError) as error:
         # A model without the attention interface looks our implementation's name up.
         without = isinstance(error, KeyError) and IMPLEMENTATION in error.args
@@ -93,12 +97,13 @@ def _dtype(settings: Settings, config: PretrainedConfig) -> torch.dtype:
 
 
 @torch.inference_mode()
-def _probe(model: Any) -> list[LayerShape]:
-    """Run one token through the model: what it stores, and whether all of it can be served."""
+def _probe(model: Any, tokens: int, wanted: int) -> list[LayerShape]:
+    """Run tokens through the model: what it stores of them, and whether all can be served."""
     probe = ProbePass()
-    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    ids = torch.zeros(1, tokens, dtype=torch.int64, device=model.device)
+    positions = torch.arange(tokens, device=model.device)
     try:
-        forward(model, token, token, token[0], probe)
+        forward(model, ids, positions[None], positions[:wanted], probe)
     except Unsupported:
         raise
     except Exception as error:  # a model that cannot run like this may fail in any way
