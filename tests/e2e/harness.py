@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,9 @@ class RunningMesh:
     def child(self, title: str) -> psutil.Process:
         """The process whose title ends with e.g. `scheduler 0`."""
         for process in psutil.Process(self.process.pid).children():
-            if " ".join(process.cmdline()).strip() == f"headrace: {title}":
-                return process
+            with suppress(psutil.ZombieProcess, psutil.NoSuchProcess):
+                if " ".join(process.cmdline()).strip() == f"headrace: {title}":
+                    return process
         raise AssertionError(f"no process {title}")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:

@@ -33,8 +33,8 @@ def stream_killing(mesh: RunningMesh, victim: str) -> list[dict[str, Any]]:
         for line in response.iter_lines():
             if line.startswith("data: {"):
                 events.append(json.loads(line[6:]))
-            if len(events) == 5:
-                mesh.child(victim).kill()
+                if len(events) == 5:
+                    mesh.child(victim).kill()
     return events
 
 
