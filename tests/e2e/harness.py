@@ -29,6 +29,7 @@ class RunningMesh:
     def __init__(self, process: subprocess.Popen[bytes], log: Path, url: str) -> None:
         self.process = process
         self.log = log
+        self.runtime = log.parent / "run"  # where run directories are made
         self.url = url
         self.client = httpx.Client(base_url=url, timeout=120)
 
