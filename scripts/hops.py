@@ -103,7 +103,7 @@ async def answer(directory: str) -> None:
             end.send(result)
         elif isinstance(message, Plan):  # an empty one asks for the CPU time since the last
             spent, began = time.process_time() - began, time.process_time()
-            end.send(Announce("cpu", max(1, int(spent * 1e6)), 1, 1, 1, 1))
+            end.send(Announce("cpu", max(1, int(spent * 1e6)), 1, 1, 1, 1, 1))
 
     discovery = end.open(reply)
     await end.joined.wait()

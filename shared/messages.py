@@ -89,6 +89,9 @@ class Generate:
     prompt: Prompt
     params: SamplingParams
     route: Route
+    tenant: str = ""  # whom it is served for; tenants share fairly
+    priority: int = 0  # lower is more urgent
+    cache_salt: str = ""  # KV is shared only between requests of the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,9 @@ class Submit:
     token_ids: Int32s
     params: SamplingParams  # max_tokens None: as many as the cache and the context hold
     route: Route
+    tenant: str = ""
+    priority: int = 0
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +136,16 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """scheduler -> gateway: the request runs now, and so much was cached. Not sent for nothing."""
+
+    request_id: RequestId
+    cached_tokens: int  # of the prompt
+
+
+@dataclass(frozen=True, slots=True)
 class Announce:
-    """model-executor -> scheduler: what I can hold. Sent once for each new link."""
+    """model-executor -> scheduler: what I can hold, with nothing in it now."""
 
     fingerprint: str  # of model and dtype; every executor of one scheduler has the same
     num_blocks: int
@@ -139,10 +153,12 @@ class Announce:
     max_num_seqs: int  # slots
     max_num_batched_tokens: int
     max_model_len: int
+    vocab_size: int  # token ids are below it
+    session: int = 0  # rises whenever the executor drops what it held
 
     def __post_init__(self) -> None:
         sizes = (self.num_blocks, self.block_size, self.max_num_seqs)
-        if min(*sizes, self.max_num_batched_tokens, self.max_model_len) < 1:
+        if min(*sizes, self.max_num_batched_tokens, self.max_model_len, self.vocab_size) < 1:
             raise ValueError("an executor that can hold nothing")
 
 
@@ -155,7 +171,8 @@ class Plan:
     reaches the last known token. A start of NEWEST is that of a decode: one token, the newest one
     wherever it is. Block ids are appended to the slots' block tables: the first `block_counts[0]`
     of them to slot `block_slots[0]`, and so on. The rows of a leased plan, all decodes, are run up
-    to `lease` times more, as long as no newer plan has come.
+    to `lease` times more, as long as no newer plan has come. A plan made for a session that is
+    over is not run.
     """
 
     step: int
@@ -168,6 +185,7 @@ class Plan:
     row_starts: Int32s
     row_tokens: Int32s
     lease: int = 0
+    session: int = 0  # of the Announce that it builds on
 
     def __post_init__(self) -> None:
         _check_columns(self.block_slots, self.block_counts)
@@ -325,6 +343,7 @@ Message = (
     | MetricsReply
     | TraceRequest
     | TraceReply
+    | Admitted
 )
 
 # The wire's tags. Append only: a tag is never used again for another message.
@@ -349,4 +368,5 @@ REGISTRY: dict[int, type[Message]] = {
     18: MetricsReply,
     19: TraceRequest,
     20: TraceReply,
+    21: Admitted,
 }

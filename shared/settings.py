@@ -102,6 +102,9 @@ class Settings:
         at_least=0,
         at_most=1024,
     )
+    enable_prefix_caching: bool = _setting(
+        True, "keep the KV of what was computed for prompts that begin alike", SCHEDULER
+    )
     max_num_seqs: int = _setting(64, "sequences running at once", MODEL_EXECUTOR, at_least=1)
     max_num_batched_tokens: int = _setting(
         512, "token budget of one iteration", MODEL_EXECUTOR, at_least=1
@@ -188,11 +191,12 @@ class Settings:
         words: list[str] = []
         for setting in _of_scope(service):
             value = getattr(self, setting.name)
-            if setting.metadata["secret"] or value is None or value is False or value == []:
+            if setting.metadata["secret"] or value is None or value == []:
                 continue
             flag = flag_of(setting)
-            if value is True:
-                words.append(flag)
+            if isinstance(value, bool):
+                if value != setting.default:
+                    words.append(flag if value else flag.replace("--", "--no-", 1))
             else:  # one word each: a value may begin with a dash
                 values = value if isinstance(value, list) else [value]
                 words += [f"{flag}={value}" for value in values]
@@ -254,7 +258,7 @@ def _add_flag(parser: argparse.ArgumentParser, setting: Field[Any], hint: Any) -
     )
     options: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
     if hint is bool:
-        options["action"] = "store_true"
+        options["action"] = argparse.BooleanOptionalAction if setting.default else "store_true"
     else:
         options["type"] = lambda raw: _scalar(flag_of(setting), hint, raw)
         options["metavar"] = setting.name.upper()

@@ -27,6 +27,7 @@ class Choice:
 
     accepted: bool = False
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt
     completion_tokens: int = 0
     received: int = 0
     waiting: list[str] = field(default_factory=list)
@@ -61,6 +62,10 @@ class Collector:
         choice.accepted = True
         choice.prompt_tokens = prompt_tokens
         self._news.set()
+
+    def found(self, index: int, cached_tokens: int) -> None:
+        """So much of the prompt did not need to be computed."""
+        self.choices[index].cached_tokens = cached_tokens
 
     def add(self, index: int, offset: int, text: str, completion_tokens: int) -> None:
         """Text that begins `offset` characters into the answer; what is known of it is skipped."""

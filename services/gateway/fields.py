@@ -64,15 +64,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "return_token_ids": (False,),
     "return_token_strs": (False,),
     # Serving
-    "priority": (0,),
-    "cache_salt": (),
     "kv_transfer_params": ({},),
     "vllm_xargs": ({},),
 }
 
 HARMLESS = frozenset(
     {
-        "user",
         "metadata",
         "store",
         "service_tier",

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from services.gateway.collector import Collector
+from services.gateway.protocol import GenerationRequest
 from shared.messages import Message, Prompt
 from shared.sampling import SamplingParams
 from shared.types import RequestId, ServiceName
@@ -57,6 +58,7 @@ class Sequence:
 class Flight:
     """One HTTP request's sequences."""
 
+    request: GenerationRequest
     collector: Collector
     arrived: float  # perf_counter, seconds
     measured: bool  # a probe is not

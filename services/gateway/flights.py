@@ -17,6 +17,7 @@ from services.gateway.routing import Outstanding, detokenizer_of, work_of
 from shared.messages import (
     Abort,
     Accepted,
+    Admitted,
     Deltas,
     Failure,
     Finished,
@@ -54,7 +55,7 @@ class Flights:
     def start(self, request: GenerationRequest, arrived: float, *, measured: bool = True) -> Flight:
         """Send all of a request on its way."""
         collector = Collector(request.size, MAX_LAG_CHARS if request.stream else None)
-        flight = Flight(collector, arrived, measured)
+        flight = Flight(request, collector, arrived, measured)
         for place, prompt in enumerate(request.prompts):
             first, *others = [
                 Sequence(flight, place * request.n + sample, prompt, request.params_of(sample))
@@ -95,6 +96,11 @@ class Flights:
         for follower in sequence.followers:
             self._launch(follower)
         sequence.followers = []
+
+    def admitted(self, message: Admitted) -> None:
+        sequence = self._known(message.request_id)
+        if sequence is not None:
+            sequence.flight.collector.found(sequence.index, message.cached_tokens)
 
     def refused(self, message: Refused) -> None:
         sequence = self._known(message.request_id)
@@ -154,11 +160,15 @@ class Flights:
         if detokenizer is None or not self._link.peers(ServiceName.SCHEDULER):
             self._fail(sequence, unavailable_failure("A service of the mesh is missing."))
             return
+        request = sequence.flight.request
         message = Generate(
             sequence.request_id,
             sequence.prompt,
             sequence.params,
             Route(self._gateway, detokenizer),
+            tenant=request.tenant,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
         sequence.detokenizer = detokenizer
         work = work_of(sequence.prompt)
@@ -175,6 +185,7 @@ class Flights:
         loop.call_later(TOKENIZER_WAIT_SECONDS, self._give_up_waiting, sequence)
 
     def _relaunch(self, sequence: Sequence) -> None:
+        sequence.flight.collector.found(sequence.index, 0)
         sequence.request_id = new_request_id()
         self._sequences[sequence.request_id] = sequence
         if sequence.launches >= MAX_LAUNCHES:

@@ -75,7 +75,8 @@ class GenerationEndpoint:
             names = [name[:50] for name in unknown[:LOGGED_NAMES]]
             parts.log.debug("unknown fields ignored", fields=names)
         name = parts.name_of(body.model)
-        return body.to_request(name, parts.model.vocab_size, parts.draw_seed)
+        key = request.scope.get("headrace.key")
+        return body.to_request(name, parts.model.vocab_size, parts.draw_seed, key)
 
 
 class _Exchange:

@@ -51,14 +51,19 @@ class CommonHeaders:
 
 
 class KeyCheck:
-    """Refuses whoever sends none of the keys, whatever the path: a route cannot be forgotten."""
+    """Refuses whoever sends none of the keys, whatever the path: a route cannot be forgotten.
+
+    Whoever sends one is known by its number from there on, as `headrace.key` of the scope.
+    """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] in OPEN_PATHS or self._allowed(scope["headers"]):
+        number = self._number(scope["headers"])
+        if number is not None or scope["path"] in OPEN_PATHS:
+            scope["headrace.key"] = number
             await self._app(scope, receive, send)
             return
         message = "Send a valid API key, with the header 'Authorization: Bearer KEY'."
@@ -68,14 +73,15 @@ class KeyCheck:
         )
         await error_response(error)(scope, receive, send)
 
-    def _allowed(self, headers: Headers) -> bool:
+    def _number(self, headers: Headers) -> int | None:
+        """Which of the keys was sent."""
         given = [value for name, value in headers if name == b"authorization"]
         if len(given) != 1:
-            return False
+            return None
         scheme, _, key = given[0].partition(b" ")
         # Every key is compared, each in constant time.
         found = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        return scheme.lower() == b"bearer" and any(found)
+        return found.index(True) if scheme.lower() == b"bearer" and any(found) else None
 
 
 def _request_id(headers: Headers) -> bytes:

@@ -22,6 +22,7 @@ from services.gateway.chat import read_messages
 from services.gateway.errors import ApiError, invalid
 from services.gateway.fields import refuse_unsupported
 from services.gateway.prompts import read_ids, read_prompts
+from services.gateway.tenants import tenant_of
 from shared.messages import Prompt
 from shared.sampling import SamplingParams
 
@@ -30,6 +31,7 @@ SEEDS = 2**63
 DEFAULT_COMPLETION_TOKENS = 16  # as OpenAI and vLLM
 MAX_N = 128
 MAX_STOPS, MAX_STOP_CHARS, MAX_STOP_IDS = 16, 1024, 1024
+MAX_SALT_CHARS = 1024
 SHOWN_ERRORS = 3
 
 Body = TypeVar("Body", bound="RequestBody")
@@ -41,6 +43,7 @@ Stops = Annotated[
     Field(max_length=MAX_STOPS),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
+Salt = Annotated[str, StringConstraints(min_length=1, max_length=MAX_SALT_CHARS)]
 StopIds = Annotated[list[int], FailFast(), Field(max_length=MAX_STOP_IDS)]
 
 
@@ -54,6 +57,9 @@ class GenerationRequest:
     params: SamplingParams  # of the first sample
     stream: bool
     include_usage: bool
+    tenant: str = ""
+    priority: int = 0
+    cache_salt: str = ""
 
     @property
     def size(self) -> int:
@@ -128,6 +134,9 @@ class GenerationBody(RequestBody):
     include_stop_str_in_output: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
+    user: str | None = None
+    priority: Annotated[int, Field(ge=-INT32_MAX, le=INT32_MAX)] = 0
+    cache_salt: Salt | None = None
 
     def prompts(self, vocab_size: int) -> list[Prompt]:
         raise NotImplementedError
@@ -138,9 +147,16 @@ class GenerationBody(RequestBody):
         raise NotImplementedError
 
     def to_request(
-        self, model: str, vocab_size: int, draw_seed: Callable[[], int]
+        self,
+        model: str,
+        vocab_size: int,
+        draw_seed: Callable[[], int],
+        key: int | None = None,
     ) -> GenerationRequest:
-        """Raises ApiError for fields that do not fit one another or the model."""
+        """`key` is the number of the API key that was sent.
+
+        Raises ApiError for fields that do not fit one another or the model.
+        """
         self._check_together()
         seed = draw_seed() if self.seed == -1 else self.seed % SEEDS
         params = SamplingParams(
@@ -158,8 +174,17 @@ class GenerationBody(RequestBody):
             skip_special_tokens=self.skip_special_tokens,
         )
         usage = self.stream_options is not None and self.stream_options.include_usage
-        prompts = self.prompts(vocab_size)
-        return GenerationRequest(model, prompts, self.n, params, self.stream, usage)
+        return GenerationRequest(
+            model=model,
+            prompts=self.prompts(vocab_size),
+            n=self.n,
+            params=params,
+            stream=self.stream,
+            include_usage=usage,
+            tenant=tenant_of(key, self.user),
+            priority=self.priority,
+            cache_salt=self.cache_salt or "",
+        )
 
     def _check_together(self) -> None:
         if self.stream_options is not None:

@@ -45,14 +45,16 @@ def error_event(failure: Failure) -> bytes:
     return f"data: {dump(error_body(failure))}\n\n".encode()
 
 
-def usage_of(request: GenerationRequest, choices: list[Choice]) -> dict[str, int]:
+def usage_of(request: GenerationRequest, choices: list[Choice]) -> dict[str, Any]:
     """A prompt counts once, whatever the number of its samples."""
-    prompt = sum(choice.prompt_tokens for choice in choices[:: request.n])
+    firsts = choices[:: request.n]
+    prompt = sum(choice.prompt_tokens for choice in firsts)
     completion = sum(choice.completion_tokens for choice in choices)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in firsts)},
     }
 
 
@@ -84,11 +86,11 @@ class Shape(ABC):
         choice = self._choice(index, quote(text), reason, dump(finished.stop_reason))
         return f"{self._start}{choice}{self._end}".encode()
 
-    def usage_event(self, usage: dict[str, int]) -> bytes:
+    def usage_event(self, usage: dict[str, Any]) -> bytes:
         return f'{self._start}],"usage":{dump(usage)}}}\n\n'.encode()
 
     def whole(
-        self, texts: list[str], finishes: list[Finished], usage: dict[str, int]
+        self, texts: list[str], finishes: list[Finished], usage: dict[str, Any]
     ) -> dict[str, Any]:
         choices = [
             {

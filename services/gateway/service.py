@@ -25,6 +25,7 @@ from shared.codec import Identity
 from shared.mesh import Mesh
 from shared.messages import (
     Accepted,
+    Admitted,
     Credit,
     Decoded,
     Deltas,
@@ -85,6 +86,8 @@ class GatewayService(Service):
             self._flights.deltas(message)
         elif isinstance(message, Accepted):
             self._flights.accepted(message)
+        elif isinstance(message, Admitted):
+            self._flights.admitted(message)
         elif isinstance(message, Refused):
             if not self._questions.refused(message):
                 self._flights.refused(message)

@@ -29,7 +29,7 @@ class Backend(ABC):
 
     def __init__(self, limits: Announce, info: ModelInfo, device: torch.device) -> None:
         self._limits = limits
-        self._batch = PersistentBatch(limits, info.vocab_size, info.eos_token_ids, device)
+        self._batch = PersistentBatch(limits, info.eos_token_ids, device)
 
     @property
     def num_running(self) -> int:

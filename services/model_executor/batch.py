@@ -55,7 +55,6 @@ class PersistentBatch:
     def __init__(
         self,
         limits: Announce,
-        vocab_size: int,
         eos_token_ids: frozenset[int],
         device: torch.device,
     ) -> None:
@@ -69,13 +68,12 @@ class PersistentBatch:
         self.detokenizers = [""] * slots
         self.rules = [FREE_SLOT] * slots
         self.num_running = 0  # sequences that have not finished
-        self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._lengths = np.zeros(slots, np.int64)
         self._num_blocks = np.zeros(slots, np.int64)
         self._first_ends = np.zeros(slots, np.int64)
         self._lasts = np.zeros(slots, np.int64)
-        self._end_ids = np.zeros(vocab_size, np.bool_)  # of any sequence there has been
+        self._end_ids = np.zeros(limits.vocab_size, np.bool_)  # of any sequence there has been
         self._taken = np.zeros(slots, np.bool_)
         self._finished = np.zeros(slots, np.bool_)
 
@@ -146,7 +144,7 @@ class PersistentBatch:
         if not 1 <= sequence.prompt_tokens <= length < self.limits.max_model_len:
             raise PlanMisfit(f"{length} tokens, {sequence.prompt_tokens} of them prompt")
         ids = _ints(sequence.token_ids)
-        if ids.min() < 0 or ids.max() >= self._vocab_size:
+        if ids.min() < 0 or ids.max() >= self.limits.vocab_size:
             raise PlanMisfit("a token id outside the vocabulary")
         self.tokens[slot, :length] = torch.from_numpy(ids.astype(np.int32))
         self._lengths[slot] = length
@@ -164,7 +162,7 @@ class PersistentBatch:
         self.rules[slot] = rules
         self._first_ends[slot] = rules.first_end
         self._lasts[slot] = rules.last
-        vocab_size = self._vocab_size
+        vocab_size = self.limits.vocab_size
         self._end_ids[[token for token in rules.end_ids if 0 <= token < vocab_size]] = True
         self.handles[slot] = sequence.handle
         self.detokenizers[slot] = sequence.detokenizer

@@ -47,6 +47,7 @@ class ModelRunner(Backend):
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
         )
         super().__init__(limits, info, self._device)
         self._warm_up()

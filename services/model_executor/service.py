@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from services.model_executor.metrics import ExecutorMetrics
 from services.model_executor.worker import MAX_PLANS, Done, Job, Runner, Worker
@@ -17,7 +18,10 @@ from shared.types import ServiceName
 
 
 class ModelExecutorService(Service):
-    """Serves one scheduler at a time: of those it announces itself to, the first that plans."""
+    """Serves one scheduler at a time: of those it announces itself to, the first that plans.
+
+    Its sessions are the links of the worker: each begins with an empty batch and an `Announce`.
+    """
 
     service = ServiceName.MODEL_EXECUTOR
     talks_to = frozenset({ServiceName.SCHEDULER, ServiceName.DETOKENIZER, ServiceName.GATEWAY})
@@ -29,7 +33,6 @@ class ModelExecutorService(Service):
         self._worker = Worker(self._load, self._done, lambda error: self.fail(error, "compute"))
         self._capacity: Announce | None = None  # None while the model loads
         self._scheduler: Identity | None = None  # whose plans are run
-        self._announced_anew = False  # after a misfit; plans sent before that arrived may follow
 
     def _load(self) -> Runner:
         try:
@@ -68,6 +71,8 @@ class ModelExecutorService(Service):
     def peer_joined(self, service: ServiceName, name: str) -> None:
         # Another scheduler hears of us when this one is lost: it would plan in vain.
         if service is ServiceName.SCHEDULER and self._scheduler_name in (None, name):
+            if self._scheduler is not None:
+                self._drop_sequences()
             self._announce(name)
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
@@ -86,16 +91,16 @@ class ModelExecutorService(Service):
 
     def _announce(self, scheduler: str) -> None:
         if self._capacity is not None:
-            self.mesh.send(ServiceName.SCHEDULER, scheduler, self._capacity)
+            capacity = replace(self._capacity, session=self._worker.link)
+            self.mesh.send(ServiceName.SCHEDULER, scheduler, capacity)
 
     def _plan(self, plan: Plan, sender: Identity) -> None:
         if self._scheduler_name not in (None, sender.name):
             self.log.error("plan of another scheduler dropped", scheduler=sender.name)
             return
-        if sender != self._scheduler:
-            self._drop_sequences()
-            self._scheduler = sender
-            self._announced_anew = False
+        if plan.session != self._worker.link:
+            return  # sent before it heard that there is nothing left to build on
+        self._scheduler = sender
         if not self._worker.submit(Job(self._worker.link, sender.incarnation, plan)):
             self._misfit(f"more than {MAX_PLANS} plans wait")
 
@@ -109,7 +114,6 @@ class ModelExecutorService(Service):
         if done.output is None:
             self._misfit(str(done.misfit))
             return
-        self._announced_anew = False
         heard = time.monotonic_ns()
         output, (began, ended) = done.output, map(nanoseconds, done.output.span)
         counts = (output.decode_tokens, output.prefill_tokens)
@@ -126,6 +130,4 @@ class ModelExecutorService(Service):
         self._metrics.misfits.inc()
         self.log.error("plan does not fit", scheduler=self._scheduler.name, reason=reason)
         self._drop_sequences()
-        if not self._announced_anew:
-            self._announced_anew = True
-            self._announce(self._scheduler.name)
+        self._announce(self._scheduler.name)

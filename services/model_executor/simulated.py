@@ -40,6 +40,7 @@ class SimulatedBackend(Backend):
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_model_len=info.max_model_len,
+            vocab_size=info.vocab_size,
         )
         super().__init__(limits, info, torch.device("cpu"))
         self._simulation = Simulation.parse(settings.sim) if settings.sim else Simulation()

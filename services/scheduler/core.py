@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.scheduler.in_flight import InFlight
 from services.scheduler.planner import Planner
+from services.scheduler.policy import FairQueue
+from services.scheduler.prefix_cache import PrefixCacheStats
 from services.scheduler.sequence import NO_SLOT, Sequence
 from services.scheduler.tombstones import Tombstones
-from services.scheduler.waiting import WaitingQueue
 from shared.messages import Announce, Failure, Plan, StepResult, Submit
 from shared.types import Handle, RequestId
 
@@ -42,9 +44,11 @@ class SchedulerCore:
         *,
         run_ahead: int = 0,
         max_lease: int = 0,
+        prefix_caching: bool = True,
     ) -> None:
         self.counters = Counters()
-        self.waiting = WaitingQueue()
+        self.cache_stats = PrefixCacheStats()
+        self.waiting: FairQueue[Sequence] = FairQueue()
         self._max_queue = max_queue
         self._clock = clock
         self._planner: Planner | None = None
@@ -54,6 +58,7 @@ class SchedulerCore:
         self._by_handle: dict[int, Sequence] = {}
         self._run_ahead = run_ahead
         self._max_lease = max_lease
+        self._prefix_caching = prefix_caching
         self._in_flight = InFlight()
         self._handles = itertools.count(1)
         self._steps = itertools.count(1)  # of all executors: a late result never meets its number
@@ -97,7 +102,14 @@ class SchedulerCore:
                 f"executor has model {capacity.fingerprint}, requests are for {self._fingerprint}"
             )
         self._fingerprint = capacity.fingerprint
-        self._planner = Planner(capacity, self._steps, self._in_flight, self._max_lease)
+        self._planner = Planner(
+            capacity,
+            self._steps,
+            self._in_flight,
+            max_lease=self._max_lease,
+            prefix_caching=self._prefix_caching,
+            cache_stats=self.cache_stats,
+        )
         return [
             (sequence, failure)
             for sequence in list(self._known.values())
@@ -109,7 +121,7 @@ class SchedulerCore:
         if self._planner is None:
             return []
         victims = list(self._planner.running.values())
-        for sequence in reversed(victims):
+        for sequence in victims:
             sequence.executor_deaths += 1
             self._planner.preempt(sequence, self.waiting)
         self._planner = None
@@ -130,6 +142,9 @@ class SchedulerCore:
         max_tokens = self._fit(len(request.token_ids), request.params.max_tokens)
         if isinstance(max_tokens, Failure):
             return max_tokens
+        vocab_size = self._planner.capacity.vocab_size
+        if min(request.token_ids) < 0 or max(request.token_ids) >= vocab_size:
+            return Failure(400, f"token ids must be from 0 to {vocab_size - 1} here")
         sequence = Sequence(
             request_id=request.request_id,
             handle=Handle(next(self._handles)),
@@ -138,6 +153,9 @@ class SchedulerCore:
             max_tokens=max_tokens,
             token_ids=request.token_ids[:],
             arrived=self._clock(),
+            tenant=request.tenant,
+            priority=request.priority,
+            cache_salt=request.cache_salt,
         )
         self._known[request.request_id] = sequence
         self._by_handle[sequence.handle] = sequence
@@ -180,14 +198,14 @@ class SchedulerCore:
         if self._planner is None or not self._in_flight.receive(result.step, result.iteration):
             self.counters.late_tokens += len(result.handles)
             return
-        known, counters, late = self._by_handle, self.counters, 0
-        unplanned = result.iteration > 0
+        known, counters, prefixes = self._by_handle, self.counters, self._planner.prefixes
+        block_size, unplanned = prefixes.block_size, result.iteration > 0
+        tenants = []  # one for each token
         for handle, position, token, finish in zip(
             result.handles, result.positions, result.token_ids, result.finishes, strict=True
         ):
             sequence = known.get(handle)
             if sequence is None or position != len(sequence.token_ids):
-                late += 1
                 continue
             if position == sequence.num_prompt:
                 counters.prompt_tokens += position
@@ -197,10 +215,15 @@ class SchedulerCore:
             elif unplanned:
                 sequence.num_computed += 1
                 sequence.num_tokens += 1
+            tenants.append(sequence.tenant)
+            if position // block_size > sequence.num_registered and sequence.slot != NO_SLOT:
+                prefixes.register(sequence, position)
             if finish:  # any FinishReason but NONE
                 self._drop(sequence)
-        counters.late_tokens += late
-        counters.generation_tokens += len(result.handles) - late
+        counters.late_tokens += len(result.handles) - len(tenants)
+        counters.generation_tokens += len(tenants)
+        for tenant, tokens in Counter(tenants).items():
+            self.waiting.served(tenant, output_tokens=tokens)
 
     def _fit(self, prompt: int, max_tokens: int | None, generated: int = 0) -> int | Failure:
         """`max_tokens` set to a number, or why so long a request can never be served."""

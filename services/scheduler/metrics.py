@@ -20,7 +20,7 @@ class SchedulerCollector(Collector):
         self._core = core
 
     def collect(self) -> Iterable[Metric]:
-        core, counters = self._core, self._core.counters
+        core, counters, cache = self._core, self._core.counters, self._core.cache_stats
         gauges = {
             "num_requests_running": ("Requests in the batch", core.num_running),
             "num_requests_waiting": ("Requests that wait for a place", len(core.waiting)),
@@ -31,6 +31,9 @@ class SchedulerCollector(Collector):
             "generation_tokens": ("Tokens generated", counters.generation_tokens),
             "num_preemptions": ("Requests put back to be recomputed", counters.preemptions),
             "leases": ("Plans that let the executor go on by itself", counters.leases),
+            "prefix_cache_queries": ("Prompt tokens looked up in the cache", cache.queries),
+            "prefix_cache_hits": ("Prompt tokens found there", cache.hits),
+            "prefix_cache_evictions": ("Cached KV blocks given to others", cache.evictions),
             "late_tokens": ("Tokens of requests that had ended", counters.late_tokens),
         }
         for name, (text, value) in gauges.items():

@@ -1,22 +1,28 @@
 """Forming plans: what the next iteration computes, under the token budget and the KV blocks.
 
 Decodes come first, then the prefills that are under way, then admissions. A sequence takes the
-blocks of all its known tokens when it is admitted, so only decodes ever need more. When there are
-none, the youngest running sequence gives its blocks up and is computed again later; the oldest is
-never a victim of another, and any accepted sequence fits alone, so there is always progress.
+blocks of all its known tokens when it is admitted, those of its beginning with their content if
+they are cached, so only decodes ever need more. When there are none, a victim (`choose_victim`)
+gives its blocks up and is computed again later; any accepted sequence fits alone, so there is
+always progress.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import TypeAlias
 
-from services.scheduler.blocks import BlockPool
 from services.scheduler.in_flight import InFlight
+from services.scheduler.policy import FairQueue, choose_victim
+from services.scheduler.prefix_cache import CachingBlockPool, PrefixCacheStats
+from services.scheduler.prefixes import Prefixes
 from services.scheduler.sequence import NO_SLOT, Sequence
-from services.scheduler.waiting import WaitingQueue
 from shared.messages import NEWEST, Announce, EnteringSequence, Plan
 from shared.types import Int32s, int32s
+
+Waiting: TypeAlias = FairQueue[Sequence]
 
 
 @dataclass(slots=True)
@@ -38,11 +44,19 @@ class Planner:
     """The running set and its memory on one executor."""
 
     def __init__(
-        self, capacity: Announce, steps: Iterator[int], in_flight: InFlight, max_lease: int
+        self,
+        capacity: Announce,
+        steps: Iterator[int],
+        in_flight: InFlight,
+        *,
+        max_lease: int,
+        prefix_caching: bool,
+        cache_stats: PrefixCacheStats,
     ) -> None:
         self.capacity = capacity
-        self.pool = BlockPool(capacity.num_blocks)
-        self.running: dict[int, Sequence] = {}  # by handle, oldest first
+        self.pool = CachingBlockPool(capacity.num_blocks, cache_stats)
+        self.prefixes = Prefixes(capacity, self.pool, enabled=prefix_caching)
+        self.running: dict[int, Sequence] = {}  # by handle, in the order of their admission
         self.preemptions = 0
         self._free_slots = list(reversed(range(capacity.max_num_seqs)))
         self._retired = int32s()  # slots given up since the last plan
@@ -60,11 +74,11 @@ class Planner:
         """Tokens of the longest sequence: of its last one the KV is never stored."""
         return min(self.capacity.max_model_len, self.max_tokens_held + 1)
 
-    def news(self, waiting: WaitingQueue) -> bool:
+    def news(self, waiting: Waiting) -> bool:
         """Whether a lease should be cut short: somebody left, or somebody can come in."""
-        return len(self._retired) > 0 or self._admissible(waiting)
+        return len(self._retired) > 0 or self._next(waiting) is not None
 
-    def plan(self, waiting: WaitingQueue) -> Plan | None:
+    def plan(self, waiting: Waiting) -> Plan | None:
         """The next iteration; None if there is nothing to compute."""
         draft = _Draft(self.capacity.max_num_batched_tokens, self._lease(waiting))
         preemptions = self.preemptions
@@ -86,21 +100,21 @@ class Planner:
         sequence.slot = NO_SLOT
         sequence.blocks = []
 
-    def preempt(self, sequence: Sequence, waiting: WaitingQueue) -> None:
+    def preempt(self, sequence: Sequence, waiting: Waiting) -> None:
         """Put a running sequence back into the queue, to be computed again."""
         self.release(sequence)
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_registered = 0
         sequence.num_tokens = len(sequence.token_ids)
         sequence.held_step = self._in_flight.last_step
         waiting.put_back(sequence)
         self.preemptions += 1
 
-    def _lease(self, waiting: WaitingQueue) -> int:
+    def _lease(self, waiting: Waiting) -> int:
         """Iterations that the executor may repeat: only decodes, and from spare blocks only."""
         rows = len(self.running)
         if not rows or not self._max_lease or rows > self.capacity.max_num_batched_tokens:
             return 0
-        if self._admissible(waiting) or not all(s.decoding for s in self.running.values()):
+        if not all(s.decoding for s in self.running.values()) or self._next(waiting) is not None:
             return 0
         lease = self._max_lease
         ahead, block_size = self._in_flight.leased, self.capacity.block_size
@@ -108,7 +122,7 @@ class Planner:
             lease //= 2
         return lease
 
-    def _decode(self, draft: _Draft, waiting: WaitingQueue) -> list[Sequence]:
+    def _decode(self, draft: _Draft, waiting: Waiting) -> list[Sequence]:
         """Rows for all that lack only their newest token; returns the others.
 
         Nearly all rows are made here, so it does by hand what `decoding` and `_add_row` say.
@@ -117,7 +131,8 @@ class Planner:
         slots = draft.row_slots
         ahead = self._in_flight.leased + draft.lease + 1  # at most so many tokens from `at` on
         others = []
-        for sequence in list(self.running.values()):
+        self._make_room(ahead, draft.budget, waiting)
+        for sequence in self.running.values():
             at = sequence.num_computed
             if at < sequence.num_prompt or at + 1 != sequence.num_tokens:
                 others.append(sequence)
@@ -127,9 +142,7 @@ class Planner:
             end = min(at + ahead, sequence.num_inputs)
             if end > len(sequence.blocks) * block_size:
                 missing = sequence.blocks_needed(end, block_size)
-                if not self._make_room(missing, sequence, waiting):
-                    continue
-                self._grant(sequence, missing, draft)
+                self._grant(sequence, self.pool.take(missing), draft)
             slots.append(sequence.slot)
             sequence.num_computed = at + 1
             sequence.num_tokens = at + 2
@@ -138,47 +151,80 @@ class Planner:
         draft.budget -= len(slots)
         return others
 
-    def _make_room(self, missing: int, sequence: Sequence, waiting: WaitingQueue) -> bool:
-        """See that blocks are free, at the cost of the youngest; False if that is it itself."""
-        while missing > self.pool.num_free:
-            victim = next(reversed(self.running.values()))
-            self.preempt(victim, waiting)
-            if victim is sequence:
-                return False
-        return True
+    def _make_room(self, ahead: int, rows: int, waiting: Waiting) -> None:
+        """See that all decodes get their blocks, at the cost of others, before any has its row.
 
-    def _admissible(self, waiting: WaitingQueue) -> bool:
-        """Whether the first that waits can be given a slot and the blocks it needs."""
+        ahead: tokens that each may compute at most; rows: of so many decodes at most.
+        """
+        block_size = self.capacity.block_size
+        most = -(-ahead // block_size)
+        while len(self.running) * most > self.pool.num_free:
+            ends = (
+                (sequence, min(sequence.num_computed + ahead, sequence.num_inputs))
+                for sequence in self.running.values()
+                if sequence.decoding and sequence.num_pending
+            )
+            missing = sum(
+                max(0, sequence.blocks_needed(end, block_size))
+                for sequence, end in islice(ends, rows)
+            )
+            if missing <= self.pool.num_free:
+                return
+            self.preempt(choose_victim(self.running.values()), waiting)
+
+    def _next(self, waiting: Waiting) -> tuple[Sequence, list[int]] | None:
+        """The first that waits, and its cached blocks, if it can be given a slot and the others."""
         if not waiting or not self._free_slots:
-            return False
+            return None
+        running, free = len(self.running), self.pool.num_free
+        if running and running >= free:
+            return None
         sequence = waiting.first
         if not self._in_flight.done(sequence.held_step):
-            return False
-        if not self.running:
-            return True
-        needed = sequence.blocks_needed(sequence.num_tokens, self.capacity.block_size)
-        # One block of headroom for each that runs, else the newcomer is soon a victim.
-        return needed + len(self.running) <= self.pool.num_free
-
-    def _admit(self, waiting: WaitingQueue, draft: _Draft) -> None:
-        while draft.budget > 0 and self._admissible(waiting):
-            sequence = waiting.first
-            waiting.remove(sequence)
-            sequence.slot = self._free_slots.pop()
-            sequence.admissions += 1
-            self.running[sequence.handle] = sequence
-            draft.entering.append(sequence.entering())
+            return None
+        found = self.prefixes.find(sequence)
+        if running:
             needed = sequence.blocks_needed(sequence.num_tokens, self.capacity.block_size)
-            self._grant(sequence, needed, draft)
+            needed += self.pool.count_free(found) - len(found)
+            # One block of headroom for each that runs, else the newcomer is soon a victim.
+            if needed + running > free:
+                return None
+        return sequence, found
+
+    def _admit(self, waiting: Waiting, draft: _Draft) -> None:
+        while draft.budget > 0 and (chosen := self._next(waiting)) is not None:
+            sequence, found = chosen
+            waiting.remove(sequence)
+            self._enter(sequence, found, draft)
+            if sequence.admissions == 1:
+                self._count(sequence, waiting)
             self._add_row(sequence, draft)
 
-    def _grant(self, sequence: Sequence, count: int, draft: _Draft) -> None:
-        if count <= 0:
-            return
-        blocks = self.pool.take(count)
+    def _enter(self, sequence: Sequence, found: list[int], draft: _Draft) -> None:
+        """Give it a slot, and blocks: those found, which go first, before others are evicted."""
+        block_size = self.capacity.block_size
+        self.pool.acquire(found)
+        needed = sequence.blocks_needed(sequence.num_tokens, block_size) - len(found)
+        sequence.slot = self._free_slots.pop()
+        sequence.admissions += 1
+        sequence.num_registered = len(found)
+        sequence.num_computed = len(found) * block_size
+        self.running[sequence.handle] = sequence
+        draft.entering.append(sequence.entering())
+        self._grant(sequence, found + self.pool.take(needed), draft)
+
+    def _count(self, sequence: Sequence, waiting: Waiting) -> None:
+        """What a first admission costs its tenant, and saves."""
+        sequence.num_cached = sequence.num_computed
+        self.pool.stats.queries += sequence.num_tokens
+        self.pool.stats.hits += sequence.num_cached
+        computed = sequence.num_tokens - sequence.num_cached
+        waiting.served(sequence.tenant, input_tokens=computed)
+
+    def _grant(self, sequence: Sequence, blocks: list[int], draft: _Draft) -> None:
         sequence.blocks += blocks
         draft.block_slots.append(sequence.slot)
-        draft.block_counts.append(count)
+        draft.block_counts.append(len(blocks))
         draft.block_ids.extend(blocks)
 
     def _add_row(self, sequence: Sequence, draft: _Draft) -> None:
@@ -206,4 +252,5 @@ class Planner:
             row_starts=draft.row_starts,
             row_tokens=draft.row_tokens,
             lease=draft.lease if draft.row_slots else 0,
+            session=self.capacity.session,
         )

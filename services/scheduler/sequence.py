@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from services.scheduler.hashing import HashChain
 from shared.messages import EnteringSequence, Route
 from shared.sampling import SamplingParams
 from shared.types import Handle, Int32s, RequestId
@@ -18,6 +19,7 @@ class Sequence:
     [0, num_computed)           KV is in `blocks`, or a plan that is under way puts it there
     [num_computed, num_tokens)  still to be computed
     [0, len(token_ids))         ids are known here; from there to num_tokens they are under way
+    [0, num_registered)         of `blocks`: full, confirmed by results, and found by others
 
     A lease may have computed more than that: it counts once its results are back.
     """
@@ -29,6 +31,9 @@ class Sequence:
     max_tokens: int
     token_ids: Int32s  # prompt and output
     arrived: float  # loop time, seconds
+    tenant: str = ""
+    priority: int = 0  # lower is more urgent
+    cache_salt: str = ""
     num_prompt: int = field(init=False)
     num_tokens: int = field(init=False)
     num_inputs: int = field(init=False)  # tokens that are ever computed: the last is only sampled
@@ -38,6 +43,9 @@ class Sequence:
     admissions: int = 0
     held_step: int = 0  # preempted: results of steps up to this one may still bring tokens
     executor_deaths: int = 0
+    chain: HashChain | None = None  # of its full blocks, once it was considered
+    num_registered: int = 0
+    num_cached: int = 0  # tokens of the prompt that were found at the first admission
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_tokens = len(self.token_ids)

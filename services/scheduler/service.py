@@ -12,6 +12,7 @@ from shared.codec import Identity
 from shared.mesh import Mesh
 from shared.messages import (
     Abort,
+    Admitted,
     Announce,
     Credit,
     Failed,
@@ -44,6 +45,7 @@ class SchedulerService(Service):
             self._loop.time,
             run_ahead=settings.run_ahead,
             max_lease=settings.max_lease,
+            prefix_caching=settings.enable_prefix_caching,
         )
         self._executor: Identity | None = None
         self._candidates: dict[str, tuple[Identity, Announce]] = {}  # executors not in use
@@ -189,8 +191,14 @@ class SchedulerService(Service):
             name = "admitted" if sequence.admissions == 1 else "admitted again"
             self.trace.instant(name, plan.step, tokens=len(entering.token_ids))
             if sequence.admissions == 1:
-                self._queue_time.observe(self._loop.time() - sequence.arrived)
+                self._admitted(sequence)
         self.mesh.send(ServiceName.MODEL_EXECUTOR, self._executor.name, plan)
+
+    def _admitted(self, sequence: Sequence) -> None:
+        self._queue_time.observe(self._loop.time() - sequence.arrived)
+        if sequence.num_cached:
+            admitted = Admitted(sequence.request_id, sequence.num_cached)
+            self.mesh.send(ServiceName.GATEWAY, sequence.route.gateway, admitted)
 
     def _publish_credit(self) -> None:
         core = self._core

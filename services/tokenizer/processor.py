@@ -129,7 +129,15 @@ class InputProcessor:
             raise Refusal("The prompt is empty: at least one token is needed.", _param(question))
         self._check_ids(params.stop_token_ids, "stop_token_ids")
         self._check_length(len(ids), params.max_tokens, _param(question))
-        return Submit(question.request_id, ids, self._with_stop_ids(params), question.route)
+        return Submit(
+            question.request_id,
+            ids,
+            self._with_stop_ids(params),
+            question.route,
+            tenant=question.tenant,
+            priority=question.priority,
+            cache_salt=question.cache_salt,
+        )
 
     def _check_ids(self, ids: Int32s, param: str) -> None:
         if ids and not (min(ids) >= 0 and max(ids) < self._model.vocab_size):

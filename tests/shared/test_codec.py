@@ -275,9 +275,9 @@ def test_each_deviation_is_refused(parts: list[Any], path: tuple[int, ...], valu
     assert len(str(refusal.value)) <= LONGEST_REASON
 
 
-@pytest.mark.parametrize("size", [f.name for f in fields(Announce)][1:])
+@pytest.mark.parametrize("size", [f.name for f in fields(Announce)][1:-1])
 def test_an_executor_that_holds_nothing_is_refused(size: str) -> None:
-    parts = parts_of(Announce("f", 1, 1, 1, 1, 1))
+    parts = parts_of(Announce("f", 1, 1, 1, 1, 1, 1))
     parts[6][[f.name for f in fields(Announce)].index(size)] = 0
     with pytest.raises(BadFrame):
         decode(msgpack.packb(parts))

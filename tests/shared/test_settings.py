@@ -81,6 +81,13 @@ def test_switches_are_read_from_variables(text: str, value: bool) -> None:
     assert parse("--allow-plain-tcp", HEADRACE_ALLOW_PLAIN_TCP=text).allow_plain_tcp
 
 
+def test_a_switch_that_is_on_can_be_put_off() -> None:
+    assert parse().enable_prefix_caching
+    assert parse("--enable-prefix-caching", HEADRACE_ENABLE_PREFIX_CACHING="no") == Settings()
+    assert not parse("--no-enable-prefix-caching").enable_prefix_caching
+    assert not parse(HEADRACE_ENABLE_PREFIX_CACHING="0").enable_prefix_caching
+
+
 def test_lists_take_several_words_repeated_flags_and_commas() -> None:
     both = ["a", "b"]
     assert parse("--served-model-name", "a", "b").served_model_name == both

@@ -7,9 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from shared.messages import Abort, Failure, Generate, Refused
+from services.gateway.collector import Choice
+from services.gateway.tenants import tenant_of
+from shared.messages import Abort, Admitted, Failure, Generate, Refused
 from shared.types import FinishReason, ServiceName
-from tests.services.gateway.scripted_mesh import CREDIT, MODEL, ScriptedMesh, background
+from tests.services.gateway.scripted_mesh import CREDIT, MODEL, ScriptedMesh, background, until
 
 CHAT = [{"role": "user", "content": "hi"}]
 CAPACITY = CREDIT.max_num_seqs + CREDIT.max_queue
@@ -43,7 +45,12 @@ async def test_completion(mesh: ScriptedMesh, client: httpx.AsyncClient) -> None
             "stop_reason": None,
         }
     ]
-    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "total_tokens": 6,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
 
 
 async def test_chat(mesh: ScriptedMesh, client: httpx.AsyncClient) -> None:
@@ -68,7 +75,48 @@ async def test_prompts_and_samples_keep_their_places(
     assert texts == ["seed5", "seed6", "seed7"] * 2
     assert [choice["index"] for choice in body["choices"]] == list(range(6))
     # Each prompt counts once, whatever the number of its samples.
-    assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12}
+    usage = body["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (6, 6, 12)
+
+
+@pytest.mark.parametrize("admitted_first", [False, True])
+async def test_usage_tells_what_was_cached(
+    mesh: ScriptedMesh, client: httpx.AsyncClient, admitted_first: bool
+) -> None:
+    async with background(complete(client, n=2)) as answering:
+        first = await mesh.tokenizer.hear(Generate)
+        if admitted_first:  # the scheduler's word can come before the detokenizer's
+            mesh.scheduler.tell(Admitted(first.request_id, 2))
+            await until(lambda: _choices(mesh)[0].cached_tokens == 2)
+        mesh.accept(first)
+        second = await mesh.tokenizer.hear(Generate)
+        mesh.accept(second)
+        if not admitted_first:
+            mesh.scheduler.tell(Admitted(first.request_id, 2))
+        mesh.scheduler.tell(Admitted(second.request_id, 1))
+        await until(lambda: [one.cached_tokens for one in _choices(mesh)] == [2, 1])
+        for request in (first, second):
+            mesh.delta(request, "a", FinishReason.STOP)
+        usage = (await answering).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}  # a prompt counts once
+
+
+def _choices(mesh: ScriptedMesh) -> list[Choice]:
+    """Of the one request in flight."""
+    (flight,) = {one.flight for one in mesh.gateways[0]._flights._sequences.values()}
+    return flight.collector.choices
+
+
+async def test_the_mesh_hears_for_whom_and_how_urgently(
+    mesh: ScriptedMesh, client: httpx.AsyncClient
+) -> None:
+    options = {"user": "me", "priority": -3, "cache_salt": "s"}
+    async with background(complete(client, **options)):
+        urgent = await mesh.tokenizer.hear(Generate)
+    async with background(complete(client)):
+        plain = await mesh.tokenizer.hear(Generate)
+    assert (urgent.tenant, urgent.priority, urgent.cache_salt) == (tenant_of(None, "me"), -3, "s")
+    assert (plain.tenant, plain.priority, plain.cache_salt) == ("", 0, "")
 
 
 async def test_further_samples_go_when_the_first_is_taken(

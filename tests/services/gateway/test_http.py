@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from services.gateway import http_protocol
-from shared.messages import Abort, Decode, Decoded, Encode, Encoded, Failure, Refused
+from shared.messages import Abort, Decode, Decoded, Encode, Encoded, Failure, Generate, Refused
 from shared.types import int32s
 from tests.services.gateway.scripted_mesh import ScriptedMesh, background, wait_ready
 
@@ -178,6 +178,16 @@ async def test_keys(small: httpx.AsyncClient) -> None:
     assert b"401 " in await raw(
         small, b"GET /health/../v1/models HTTP/1.1\r\nconnection: close\r\n\r\n"
     )
+
+
+async def test_a_key_is_a_tenant(mesh: ScriptedMesh, small: httpx.AsyncClient) -> None:
+    tenants = []
+    for key in ("secret-1", "secret-2"):
+        headers = {"authorization": f"Bearer {key}"}
+        posting = small.post("/v1/completions", json={"prompt": "hi"}, headers=headers)
+        async with background(posting):
+            tenants.append((await mesh.tokenizer.hear(Generate)).tenant)
+    assert tenants == ["key0", "key1"]
 
 
 async def test_tokenize(mesh: ScriptedMesh, client: httpx.AsyncClient) -> None:

@@ -23,6 +23,7 @@ from services.gateway.protocol import (
     TokenizeBody,
     parse,
 )
+from services.gateway.tenants import tenant_of
 from shared.messages import Prompt
 from shared.types import int32s
 
@@ -94,6 +95,9 @@ BAD_VALUES: dict[str, list[Any]] = {
     "stream_options": [{}, {"include_usage": True}, []],
     "model": [5, [], {}],
     "ignore_eos": ["true", 1],
+    "user": [5, ["me"], {}],
+    "priority": [1.5, "1", True, 2**31, -(2**31)],
+    "cache_salt": ["", 5, ["x"], "x" * 1025],
 }
 
 
@@ -147,6 +151,23 @@ def test_fields_arrive() -> None:
     assert (params.stop, list(params.stop_token_ids), params.ignore_eos) == (["x"], [3], True)
     assert (params.skip_special_tokens, params.include_stop_str_in_output) == (False, True)
     assert completion(top_k=-1).params.top_k == 0
+
+
+def test_tenants_are_told_apart_without_their_keys_or_names() -> None:
+    pairs = [(key, user) for key in (None, 0, 1) for user in (None, "me", "you", "me" * 10_000)]
+    names = {pair: tenant_of(*pair) for pair in pairs}
+    assert len(set(names.values())) == len(pairs)
+    assert names[None, None] == "" and names[1, None] == "key1"
+    assert max(map(len, names.values())) < 30
+    assert tenant_of(0, "") == tenant_of(0, None)
+    raw = json.dumps({"prompt": "hi", "user": "me"}).encode()
+    request = parse(CompletionBody, raw).to_request("m", VOCAB_SIZE, lambda: DRAWN_SEED, 1)
+    assert request.tenant == names[1, "me"]
+
+
+def test_urgency_and_salt() -> None:
+    assert (completion().priority, completion().cache_salt) == (0, "")
+    assert (chat(priority=-7).priority, chat(cache_salt="s").cache_salt) == (-7, "s")
 
 
 def test_prompt_forms() -> None:

@@ -88,8 +88,13 @@ def test_error_events(message: str) -> None:
 
 def test_usage_counts_each_prompt_once() -> None:
     choices = [
-        Choice(prompt_tokens=prompt, completion_tokens=tokens)
-        for prompt, tokens in ((5, 1), (5, 2), (7, 3), (7, 4))
+        Choice(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=tokens)
+        for prompt, cached, tokens in ((5, 0, 1), (5, 4, 2), (7, 4, 3), (7, 4, 4))
     ]
     usage = usage_of(request(n=2, prompts=2), choices)
-    assert usage == {"prompt_tokens": 12, "completion_tokens": 10, "total_tokens": 22}
+    assert usage == {
+        "prompt_tokens": 12,
+        "completion_tokens": 10,
+        "total_tokens": 22,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }

@@ -95,7 +95,12 @@ async def test_events(
     if usage:
         last = chunks.pop()
         assert last["choices"] == []
-        assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 8, "total_tokens": 11}
+        assert last["usage"] == {
+            "prompt_tokens": 3,
+            "completion_tokens": 8,
+            "total_tokens": 11,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
         assert all(chunk["usage"] is None for chunk in chunks)
     for index in range(2):
         mine = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]

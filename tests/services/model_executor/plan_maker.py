@@ -94,6 +94,7 @@ class PlanMaker:
             row_slots=int32s(slot for slot, _, _ in rows),
             row_starts=int32s(start for _, start, _ in rows),
             row_tokens=int32s(count for _, _, count in rows),
+            session=self.limits.session,
         )
         self._retired, self._entering = [], []
         return plan

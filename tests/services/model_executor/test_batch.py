@@ -15,6 +15,7 @@ from shared.messages import Announce, EnteringSequence, Plan
 from shared.sampling import SamplingParams
 from shared.types import Handle, int32s
 
+VOCAB = 50
 LIMITS = Announce(
     fingerprint="f",
     num_blocks=40,
@@ -22,12 +23,12 @@ LIMITS = Announce(
     max_num_seqs=5,
     max_num_batched_tokens=16,
     max_model_len=30,
+    vocab_size=VOCAB,
 )
-VOCAB = 50
 
 
 def make_batch() -> PersistentBatch:
-    return PersistentBatch(LIMITS, VOCAB, frozenset({2}), torch.device("cpu"))
+    return PersistentBatch(LIMITS, frozenset({2}), torch.device("cpu"))
 
 
 def make_plan(**columns: Any) -> Plan:

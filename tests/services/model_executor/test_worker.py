@@ -15,7 +15,7 @@ from shared.messages import Announce, Plan, StepResult
 from shared.service import StartError
 from shared.types import Incarnation, int32s
 
-CAPACITY = Announce("f", 1, 1, 1, 1, 1)
+CAPACITY = Announce("f", 1, 1, 1, 1, 1, 1)
 EPOCH = Incarnation(3)
 NONE = int32s()
 RESULT = StepResult(EPOCH, 1, NONE, NONE, NONE, b"")

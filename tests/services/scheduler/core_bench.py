@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import strategies as st
+
 from services.scheduler.core import SchedulerCore
 from services.scheduler.sequence import Sequence
 from shared.messages import Announce, Failure, Plan, Route, StepResult, Submit
 from shared.sampling import SamplingParams
 from shared.types import RequestId, int32s
-from tests.services.scheduler.strict_executor import StrictExecutor, finish_of, token_of
+from tests.services.scheduler.strict_executor import VOCAB_SIZE, StrictExecutor, finish_of, token_of
 
 ROUTE = Route("gateway.0", "detokenizer.0")
 CAPACITY = Announce(
@@ -19,6 +21,17 @@ CAPACITY = Announce(
     max_num_seqs=4,
     max_num_batched_tokens=16,
     max_model_len=200,
+    vocab_size=VOCAB_SIZE,
+)
+
+options = st.fixed_dictionaries(
+    {
+        "ignore_eos": st.booleans(),
+        "first": st.sampled_from([0, 0, 100]),  # few prompts, so that many begin alike
+        "tenant": st.sampled_from(["", "a", "b"]),
+        "priority": st.integers(-1, 1),
+        "cache_salt": st.sampled_from(["", "", "salt"]),
+    }
 )
 
 
@@ -30,17 +43,25 @@ def submit(
     seed: int = 0,
     ignore_eos: bool = True,
     route: Route = ROUTE,
+    first: int = 0,
+    tenant: str = "",
+    priority: int = 0,
+    cache_salt: str = "",
 ) -> Submit:
+    """Its prompt is `first`, `first` + 1, ...; of equal `first`, one begins with the other."""
     params = SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
-    return Submit(RequestId(name), int32s(range(prompt)), params, route)
+    ids = int32s(range(first, first + prompt))
+    return Submit(RequestId(name), ids, params, route, tenant, priority, cache_salt)
 
 
 class Bench:
     """One iteration at a time; notes the requests that ended, in order."""
 
-    def __init__(self, max_queue: int = 100, **capacity: int | str) -> None:
+    def __init__(
+        self, max_queue: int = 100, *, prefix_caching: bool = True, **capacity: int | str
+    ) -> None:
         self.capacity = replace(CAPACITY, **capacity)  # type: ignore[arg-type]
-        self.core = SchedulerCore(max_queue, clock=lambda: 0.0)
+        self.core = SchedulerCore(max_queue, clock=lambda: 0.0, prefix_caching=prefix_caching)
         self.executor = StrictExecutor(self.capacity)
         self.accepted: dict[str, Sequence] = {}
         self.ended: list[str] = []

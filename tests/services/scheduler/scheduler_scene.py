@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from services.scheduler.service import SchedulerService
-from shared.messages import Announce, Credit, Message, Plan, StepResult
+from shared.messages import Admitted, Announce, Credit, Message, Plan, StepResult
 from shared.types import ServiceName
 from tests.services.scheduler.core_bench import CAPACITY
 from tests.services.scheduler.strict_executor import StrictExecutor
@@ -68,12 +68,12 @@ class Scene:
         self.at[who].say(SCHEDULER, *messages)
 
     async def hear(self, who: ServiceName, kind: type[Kind]) -> Kind:
-        """The next message of this kind; credits pass by, anything else is wrong."""
+        """The next message of this kind; what comes unasked passes by, anything else is wrong."""
         while True:
             message: Message = await self.at[who].next(Message)  # type: ignore[arg-type]
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, Credit), message
+            assert isinstance(message, Credit | Admitted), message
 
     async def credit(self, **wanted: int) -> Credit:
         """The first credit that says so."""

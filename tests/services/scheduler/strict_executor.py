@@ -1,4 +1,8 @@
-"""A model executor that computes nothing and forgives nothing: the plan protocol, checked."""
+"""A model executor that computes nothing and forgives nothing: the plan protocol, checked.
+
+In place of KV its blocks hold, at each position, from which tokens it would have been computed.
+So whatever a row reads of blocks that others filled must be what it would have computed itself.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,14 @@ from shared.messages import NEWEST, Announce, EnteringSequence, Plan, StepResult
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, Incarnation, int32s
 
+VOCAB_SIZE = 50021
 EPOCH = Incarnation(1)
 STOP_EVERY = 11  # one token in so many ends a sequence that does not ignore it
 
 
 def token_of(params: SamplingParams, position: int) -> int:
     """Sampling is a function of seed and position, whatever else happens."""
-    return (params.seed * 7919 + position * 104729) % 50021
+    return (params.seed * 7919 + position * 104729) % VOCAB_SIZE
 
 
 def finish_of(params: SamplingParams, prompt_tokens: int, position: int) -> FinishReason:
@@ -31,10 +36,17 @@ class Occupant:
     """A sequence in a slot, as plans have described it."""
 
     entered: EnteringSequence
-    known: int  # tokens, those under way included
-    computed: int = 0
+    kv: list[int]  # for each token known, those under way included, what its KV depends on
+    computed: int | None = None  # tokens; None before the first row
     blocks: list[int] = field(default_factory=list)
     finished: bool = False
+
+    @property
+    def known(self) -> int:
+        return len(self.kv)
+
+    def learn(self, token: int) -> None:
+        self.kv.append(hash((self.kv[-1] if self.kv else None, token)))
 
 
 class StrictExecutor:
@@ -46,6 +58,10 @@ class StrictExecutor:
         self.slots: dict[int, Occupant] = {}
         self.steps: list[int] = []
         self.entered: list[int] = []  # handles, in order
+        self.computed = 0  # tokens
+        self._memory: list[list[int | None]] = [
+            [None] * capacity.block_size for _ in range(capacity.num_blocks)
+        ]
 
     @property
     def blocks_held(self) -> list[int]:
@@ -54,6 +70,7 @@ class StrictExecutor:
     def execute(self, plan: Plan) -> StepResult:
         """Check a plan and answer as a model would whose tokens depend on seed and position."""
         assert not self.steps or plan.step > self.steps[-1]
+        assert plan.session == self.capacity.session
         self.steps.append(plan.step)
         for slot in plan.retired:
             del self.slots[slot]  # KeyError: it was not taken
@@ -79,7 +96,9 @@ class StrictExecutor:
         for position in range(entering.prompt_tokens, length):
             assert entering.token_ids[position] == token_of(params, position)
             assert not finish_of(params, entering.prompt_tokens, position)
-        self.slots[entering.slot] = Occupant(entering, known=length)
+        occupant = self.slots[entering.slot] = Occupant(entering, kv=[])
+        for token in entering.token_ids:
+            occupant.learn(token)
         self.entered.append(entering.handle)
 
     def _grant(self, plan: Plan) -> None:
@@ -88,9 +107,9 @@ class StrictExecutor:
         for slot, count in zip(plan.block_slots, plan.block_counts, strict=True):
             assert count > 0
             self.slots[slot].blocks += [next(blocks) for _ in range(count)]
-        held = self.blocks_held
-        assert len(set(held)) == len(held), "a block in two tables"
-        assert all(0 <= block < self.capacity.num_blocks for block in held)
+        for occupant in self.slots.values():
+            assert len(set(occupant.blocks)) == len(occupant.blocks), "a block twice in a table"
+            assert all(0 <= block < self.capacity.num_blocks for block in occupant.blocks)
 
     def _run(self, plan: Plan) -> StepResult:
         assert sum(plan.row_tokens) <= self.capacity.max_num_batched_tokens
@@ -107,11 +126,11 @@ class StrictExecutor:
             if start == NEWEST:
                 start = occupant.known - 1
             self._check_row(occupant, start, count)
-            occupant.computed += count
+            self._compute(occupant, start, count)
             if occupant.computed == occupant.known:
                 entered, position = occupant.entered, occupant.known
                 finish = finish_of(entered.params, entered.prompt_tokens, position)
-                occupant.known += 1
+                occupant.learn(token_of(entered.params, position))
                 occupant.finished = finish is not FinishReason.NONE
                 handles.append(entered.handle)
                 positions.append(position)
@@ -121,8 +140,28 @@ class StrictExecutor:
 
     def _check_row(self, occupant: Occupant, start: int, count: int) -> None:
         block_size = self.capacity.block_size
-        assert start == occupant.computed, "rows of a sequence follow one another"
+        if occupant.computed is None:
+            assert start % block_size == 0, "only whole blocks are shared"
+        else:
+            assert start == occupant.computed, "rows of a sequence follow one another"
         assert 1 <= count <= occupant.known - start
         assert start + count <= len(occupant.blocks) * block_size, "a position without its block"
         if not self.ahead:
             assert len(occupant.blocks) == -(-occupant.known // block_size), "a block for nothing"
+
+    def _compute(self, occupant: Occupant, start: int, count: int) -> None:
+        """Read the KV of all tokens before, and write that of the row's own."""
+        block_size, blocks = self.capacity.block_size, occupant.blocks
+        for position in range(start):
+            kv = self._memory[blocks[position // block_size]][position % block_size]
+            assert kv == occupant.kv[position], "KV of other tokens"
+        written = {blocks[position // block_size] for position in range(start, start + count)}
+        for other in self.slots.values():
+            assert other is occupant or other.finished or written.isdisjoint(other.blocks), (
+                "a shared block is written to"
+            )
+        for position in range(start, start + count):
+            block, offset = blocks[position // block_size], position % block_size
+            self._memory[block][offset] = occupant.kv[position]
+        occupant.computed = start + count
+        self.computed += count

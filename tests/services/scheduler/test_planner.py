@@ -127,7 +127,7 @@ def test_who_enters_leaves_a_block_for_each_that_runs(num_blocks: int, enters: b
     bench = Bench(num_blocks=num_blocks, max_num_batched_tokens=64)
     bench.submit("a", 16, 16)
     bench.step()
-    second = bench.submit("b", 20, 2)  # 5 blocks, and one for a, which has taken 5
+    second = bench.submit("b", 20, 2, first=100)  # 5 blocks, and one for a, which has taken 5
     third = bench.submit("c", 1, 2)
     bench.step()
     assert (second.running, third.running) == (enters, False)
@@ -142,7 +142,7 @@ def test_a_request_alone_needs_no_headroom() -> None:
 
 def test_the_youngest_gives_way_and_comes_back_first() -> None:
     bench = Bench(num_blocks=8)
-    old, young = bench.submit("old", 12, 20), bench.submit("young", 12, 20)
+    old, young = bench.submit("old", 12, 20), bench.submit("young", 12, 20, first=100)
     bench.step()
     waiting = bench.submit("waiting", 2, 2)
     while young.running:
@@ -157,21 +157,27 @@ def test_the_youngest_gives_way_and_comes_back_first() -> None:
     assert_complete(young)
 
 
-def test_one_that_comes_back_is_computed_from_its_first_token() -> None:
-    bench = Bench(num_blocks=8)
-    bench.submit("old", 12, 20)
-    young = bench.submit("young", 12, 20)
+@pytest.mark.parametrize(("prefix_caching", "start"), [(False, 0), (True, 12)])
+def test_one_that_comes_back_is_computed_from_where_it_is_not_cached(
+    prefix_caching: bool, start: int
+) -> None:
+    bench = Bench(num_blocks=8, prefix_caching=prefix_caching)
+    old = bench.submit("old", 12, 20)
+    young = bench.submit("young", 12, 20, first=100)
     bench.step()
     while young.running:
         bench.step()
+    bench.core.abort(old.request_id)  # before it has taken what the other left
     known = list(young.token_ids)
     assert len(known) > 12
-    while not bench.plans[-1].entering:
-        result = bench.plan()
-        entered = [(e.prompt_tokens, list(e.token_ids)) for e in bench.plans[-1].entering]
-        bench.apply(result)
-    assert entered == [(12, known)]
-    assert rows(bench.plans[-1])[-1][1] == 0
+    result = bench.plan()
+    (entering,) = bench.plans[-1].entering
+    assert (entering.prompt_tokens, list(entering.token_ids)) == (12, known)
+    assert rows(bench.plans[-1])[-1][1] == start
+    bench.apply(result)
+    bench.run()
+    assert_complete(young)
+    assert young.num_cached == bench.core.cache_stats.hits == 0  # its own are no hits
 
 
 def test_an_aborted_prefill_gives_back_all_at_once() -> None:

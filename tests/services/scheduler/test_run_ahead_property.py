@@ -6,6 +6,7 @@ The channel to the executor and back is a queue each; whoever is slow, the other
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,10 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.scheduler.core import SchedulerCore
 from services.scheduler.sequence import Sequence
-from shared.messages import Announce, Failure, Plan, StepResult, Submit
-from shared.sampling import SamplingParams
-from shared.types import RequestId, int32s
-from tests.services.scheduler.core_bench import ROUTE, assert_complete, assert_idle
+from shared.messages import Announce, Failure, Plan, StepResult
+from shared.types import RequestId
+from tests.services.scheduler.core_bench import assert_complete, assert_idle, options, submit
 from tests.services.scheduler.strict_executor import StrictExecutor
 
 capacities = st.builds(
@@ -27,6 +27,7 @@ capacities = st.builds(
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 24),
     max_model_len=st.integers(2, 48),
+    vocab_size=st.just(1000),
 )
 MAX_QUEUE = 8
 
@@ -56,13 +57,12 @@ class RunAhead(RuleBasedStateMachine):
         self.executor = StrictExecutor(capacity, ahead=True)
         assert self.core.connect(capacity) == []
 
-    @rule(prompt=st.integers(1, 12), max_tokens=st.integers(1, 30), ignore_eos=st.booleans())
-    def submit(self, prompt: int, max_tokens: int, ignore_eos: bool) -> None:
+    @rule(prompt=st.integers(1, 12), max_tokens=st.integers(1, 30), options=options)
+    def submit(self, prompt: int, max_tokens: int, options: dict[str, Any]) -> None:
         self.made += 1
         name = f"r{self.made}"
-        params = SamplingParams(seed=self.made, max_tokens=max_tokens, ignore_eos=ignore_eos)
-        request = Submit(RequestId(name), int32s(range(prompt)), params, ROUTE)
-        outcome = self.core.submit(request)
+        seed = self.made % 2  # so that answers are alike, too
+        outcome = self.core.submit(submit(name, prompt, max_tokens, seed=seed, **options))
         if not isinstance(outcome, Failure):
             assert outcome is not None
             self.live[name] = outcome

@@ -72,6 +72,16 @@ def test_a_request_with_nothing_to_do_is_refused(prompt: int, max_tokens: int | 
     bench.run()
 
 
+@pytest.mark.parametrize("bad", [-1, CAPACITY.vocab_size])
+def test_a_token_id_outside_the_vocabulary_never_reaches_the_executor(bad: int) -> None:
+    bench = Bench()
+    request = replace(submit("a"), token_ids=int32s([1, bad, 2]))
+    failure = bench.core.submit(request)
+    assert isinstance(failure, Failure) and failure.status == 400
+    bench.submit("the largest", 1, first=CAPACITY.vocab_size - 1)
+    bench.run()
+
+
 def test_a_full_cache_ends_all_in_the_end_with_the_same_tokens() -> None:
     bench = Bench(num_blocks=24, block_size=4, max_num_seqs=12)
     sequences = [bench.submit(f"r{n}", 8, 24, seed=n) for n in range(12)]  # cache for 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -19,10 +20,9 @@ from hypothesis.stateful import (
 
 from services.scheduler.core import MAX_EXECUTOR_DEATHS, SchedulerCore
 from services.scheduler.sequence import Sequence
-from shared.messages import Announce, Failure, StepResult, Submit
-from shared.sampling import SamplingParams
-from shared.types import RequestId, int32s
-from tests.services.scheduler.core_bench import ROUTE, assert_complete, assert_idle
+from shared.messages import Announce, Failure, StepResult
+from shared.types import RequestId
+from tests.services.scheduler.core_bench import assert_complete, assert_idle, options, submit
 from tests.services.scheduler.strict_executor import StrictExecutor
 
 capacities = st.builds(
@@ -33,6 +33,7 @@ capacities = st.builds(
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 24),
     max_model_len=st.integers(2, 48),
+    vocab_size=st.just(1000),
 )
 MAX_QUEUE = 8
 
@@ -45,7 +46,8 @@ class Scheduling(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = SchedulerCore(MAX_QUEUE, clock=lambda: 0.0)
+        self.now = 0.0
+        self.core = SchedulerCore(MAX_QUEUE, clock=lambda: self.now)
         self.executor: StrictExecutor | None = None
         self.under_way: StepResult | None = None
         self.past: list[StepResult] = []
@@ -60,18 +62,22 @@ class Scheduling(RuleBasedStateMachine):
         target=ids,
         prompt=st.integers(0, 12) | st.integers(0, 40),
         max_tokens=st.none() | st.integers(0, 30),
-        ignore_eos=st.booleans(),
+        options=options,
     )
-    def submit(self, prompt: int, max_tokens: int | None, ignore_eos: bool) -> str:
+    def submit(self, prompt: int, max_tokens: int | None, options: dict[str, Any]) -> str:
         self.made += 1
         name = f"r{self.made}"
-        self._submit(name, prompt, max_tokens, ignore_eos)
+        self._submit(name, prompt, max_tokens, **options)
         return name
+
+    @rule(seconds=st.sampled_from([1.0, 31.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
 
     @rule(name=ids)
     def submit_again(self, name: str) -> None:
         if name in self.live:
-            assert self.core.submit(self._request(name, 3, 3, True)) is None
+            assert self.core.submit(submit(name, 3, 3)) is None
 
     @rule(target=aborted_ids)
     def abort_before_it_comes(self) -> str:
@@ -81,9 +87,9 @@ class Scheduling(RuleBasedStateMachine):
 
     @rule(target=ids, name=consumes(aborted_ids), twice=st.booleans())
     def submit_what_was_aborted(self, name: str, twice: bool) -> object:
-        assert self.core.submit(self._request(name, 3, 3, True)) is None
+        assert self.core.submit(submit(name, 3, 3)) is None
         if twice:  # a tombstone stands for one request
-            self._submit(name, 3, 3, True)
+            self._submit(name, 3, 3)
             return name
         return multiple()
 
@@ -92,7 +98,7 @@ class Scheduling(RuleBasedStateMachine):
         expected = self.live.pop(name, None)
         assert self.core.abort(RequestId(name)) is expected
         if expected is None:  # as if it had been on its way
-            assert self.core.submit(self._request(name, 3, 3, True)) is None
+            assert self.core.submit(submit(name, 3, 3)) is None
 
     @precondition(lambda self: self.executor is not None)
     @rule()
@@ -163,18 +169,17 @@ class Scheduling(RuleBasedStateMachine):
         assert core.num_running == len(running)
         assert len(core.waiting) == len(self.live) - len(running)
         if self.executor is not None:
-            held = sum(len(s.blocks) for s in running)
-            assert (
-                core.cache_usage
-                == 1
-                - (self.executor.capacity.num_blocks - held) / self.executor.capacity.num_blocks
-            )
+            held = len({block for s in running for block in s.blocks})
+            num_blocks = self.executor.capacity.num_blocks
+            assert core.cache_usage == 1 - (num_blocks - held) / num_blocks
 
     @invariant()
-    def the_old_run_before_the_new(self) -> None:
-        by_age = sorted(self.live.values(), key=lambda s: s.handle)
-        running = [s.running for s in by_age]
-        assert running == sorted(running, reverse=True)
+    def of_equals_the_old_run_before_the_new(self) -> None:
+        equals: dict[tuple[str, int], list[bool]] = {}
+        for sequence in sorted(self.live.values(), key=lambda s: s.handle):
+            equals.setdefault((sequence.tenant, sequence.priority), []).append(sequence.running)
+        for running in equals.values():
+            assert running == sorted(running, reverse=True)
 
     def teardown(self) -> None:
         if self.executor is None:
@@ -191,8 +196,9 @@ class Scheduling(RuleBasedStateMachine):
         assert not self.live
         assert_idle(self.core)
 
-    def _submit(self, name: str, prompt: int, max_tokens: int | None, ignore_eos: bool) -> None:
-        outcome = self.core.submit(self._request(name, prompt, max_tokens, ignore_eos))
+    def _submit(self, name: str, prompt: int, max_tokens: int | None, **options: Any) -> None:
+        request = submit(name, prompt, max_tokens, seed=self.made % 2, **options)
+        outcome = self.core.submit(request)
         assert outcome is not None
         expected = self._status(prompt, max_tokens)
         if isinstance(outcome, Failure):
@@ -214,11 +220,6 @@ class Scheduling(RuleBasedStateMachine):
             return 400
         return None
 
-    @staticmethod
-    def _request(name: str, prompt: int, max_tokens: int | None, ignore_eos: bool) -> Submit:
-        params = SamplingParams(seed=int(name[1:]), max_tokens=max_tokens, ignore_eos=ignore_eos)
-        return Submit(RequestId(name), int32s(range(prompt)), params, ROUTE)
-
     def _apply(self, result: StepResult) -> None:
         before = {name: len(s.token_ids) for name, s in self.live.items()}
         finishes = dict(zip(result.handles, result.finishes, strict=True))
@@ -237,7 +238,7 @@ class Scheduling(RuleBasedStateMachine):
         return counters.generation_tokens, counters.prompt_tokens, tokens
 
 
-CAPACITY_AT_THE_END = Announce("model", 3, 4, 2, 7, 20)
+CAPACITY_AT_THE_END = Announce("model", 3, 4, 2, 7, 20, 1000)
 TestScheduling = Scheduling.TestCase
 TestScheduling.settings = settings(
     max_examples=200,

@@ -81,6 +81,12 @@ def test_a_text_becomes_ids(processor: InputProcessor) -> None:
     assert answer == Submit(RequestId("r"), int32s([19556, 905]), question.params, ROUTE)
 
 
+def test_what_concerns_the_scheduler_alone_goes_on(processor: InputProcessor) -> None:
+    question = replace(generate("Hi"), tenant="key1", priority=-2, cache_salt="s")
+    answer = submitted(processor.process([question])[0])
+    assert (answer.tenant, answer.priority, answer.cache_salt) == ("key1", -2, "s")
+
+
 def test_a_chat_goes_through_the_template(processor: InputProcessor, encoder: Encoder) -> None:
     [answer] = processor.process([generate(chat=chat_of("Hi"))])
     text = encoder.decode(submitted(answer).token_ids)
