@@ -39,16 +39,22 @@ def test_32_at_once(mesh: RunningMesh, reference: Reference) -> None:
 
 
 def test_small_token_budget(model_dir: Path, reference: Reference) -> None:
-    flags = ("--dtype", "float32", "--max-num-batched-tokens", "64")
+    flags = ("--dtype", "float32", "--max-num-batched-tokens", "64", "--run-ahead", "2")
     with running_mesh(model_dir, *flags) as mesh:
         assert_crowd(mesh, reference.mixed)
         mesh.wait_idle()
 
 
+def test_synchronous(model_dir: Path, reference: Reference) -> None:
+    flags = ("--dtype", "float32", "--run-ahead", "0", "--max-lease", "0")
+    with running_mesh(model_dir, *flags, "--no-enable-prefix-caching") as mesh:
+        assert_crowd(mesh, [case for case in reference.mixed if len(case.prompt) < 130])
+
+
 def test_preemption(model_dir: Path, reference: Reference) -> None:
     """A cache that holds the longest prompt and little more: others are computed again."""
     blocks = (1500 + NEW_TOKENS) // 16 + 1
-    flags = ("--dtype", "float32", "--num-gpu-blocks-override", str(blocks))
+    flags = ("--dtype", "float32", "--num-gpu-blocks-override", str(blocks), "--run-ahead", "2")
     with running_mesh(model_dir, *flags) as mesh:
         assert_crowd(mesh, reference.mixed)
         assert_crowd(mesh, [case for case in reference.mixed if len(case.prompt) < 20])

@@ -40,7 +40,8 @@ def test_a_seed_gives_one_text(mesh: RunningMesh, model_dir: Path) -> None:
         crowd = [pool.submit(mesh.text, "Once", temperature=0.9, max_tokens=20) for _ in range(8)]
         texts += pool.map(lambda _: mesh.text("Once", **SEEDED), range(3))
         assert len({one.result() for one in crowd}) > 1
-    with running_mesh(model_dir, "--dtype", "float32", "--tokenizers", "2") as other:
+    synchronous = ("--run-ahead", "0", "--max-lease", "0", "--no-enable-prefix-caching")
+    with running_mesh(model_dir, "--dtype", "float32", *synchronous) as other:
         texts.append(other.text("Once", **SEEDED))
     assert len(set(texts)) == 1
 
