@@ -84,7 +84,13 @@ class Settings:
         None, "inherited listening socket, instead of host and port", GATEWAY
     )
     api_key: list[str] = _setting([], "key(s) that clients must send", GATEWAY, secret=True)
-    max_body_size: int = _setting(4 * MIB, "largest request body, bytes", GATEWAY, at_least=1)
+    max_body_size: int = _setting(
+        4 * MIB,
+        "largest request body, bytes",
+        GATEWAY,
+        at_least=1,
+        at_most=15 * MIB,  # whatever it holds still fits into a frame of the mesh
+    )
 
     # Scheduling
     max_queue: int = _setting(1024, "requests waiting beyond those running", SCHEDULER, at_least=0)
