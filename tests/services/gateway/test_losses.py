@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from services.gateway import flights
-from shared.messages import Abort, Decode, Encode, Encoded, Generate
+from shared.messages import Abort, Admitted, Decode, Encode, Encoded, Generate
 from shared.types import ServiceName, int32s
 from tests.services.gateway.scripted_mesh import (
     CREDIT,
@@ -53,6 +53,21 @@ async def test_a_lost_tokenizers_requests_go_to_another(
         mesh.answer(again)
         mesh.answer(await spare.hear(Generate))
         assert len((await answering).json()["choices"]) == 2
+
+
+async def test_what_was_cached_for_a_lost_launch_does_not_count(
+    mesh: ScriptedMesh, client: httpx.AsyncClient
+) -> None:
+    async with background(complete(client)) as answering:
+        first = await mesh.tokenizer.hear(Generate)
+        spare = await another(mesh, TOKENIZER)
+        mesh.scheduler.tell(Admitted(first.request_id, 2))
+        await mesh.kill(mesh.tokenizer)
+        again = await spare.hear(Generate)
+        assert again.request_id != first.request_id
+        mesh.answer(again)
+        usage = (await answering).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
 
 
 async def test_a_request_waits_for_a_tokenizer(

@@ -22,6 +22,7 @@ CAPACITY = Announce(
     max_num_batched_tokens=16,
     max_model_len=200,
     vocab_size=VOCAB_SIZE,
+    session=3,
 )
 
 options = st.fixed_dictionaries(

@@ -118,9 +118,15 @@ def _waiting(bench: Bench) -> list[object]:
     spare=st.integers(0, 60),
     slots=st.integers(1, 20),
     budget=st.integers(1, 64),
+    alike=st.booleans(),
 )
 def test_a_cache_that_holds_the_largest_request_alone_suffices_for_all(
-    requests: list[tuple[int, int]], block_size: int, spare: int, slots: int, budget: int
+    requests: list[tuple[int, int]],
+    block_size: int,
+    spare: int,
+    slots: int,
+    budget: int,
+    alike: bool,
 ) -> None:
     largest = max(-(-(prompt + tokens - 1) // block_size) for prompt, tokens in requests)
     bench = Bench(
@@ -129,11 +135,15 @@ def test_a_cache_that_holds_the_largest_request_alone_suffices_for_all(
         max_num_seqs=slots,
         max_num_batched_tokens=budget,
     )
-    sequences = [bench.submit(f"r{n}", *request) for n, request in enumerate(requests)]
+    sequences = [
+        bench.submit(f"r{n}", *request, first=0 if alike else 50 * n)
+        for n, request in enumerate(requests)
+    ]
     bench.run()
     for sequence in sequences:
         assert_complete(sequence)
-    assert bench.core.counters.preemptions < 3 * len(requests)
+    if not alike:  # a victim that shares gives up little, and is computed again as quickly
+        assert bench.core.counters.preemptions < 3 * len(requests)
     assert_idle(bench.core)
 
 

@@ -15,6 +15,7 @@ from services.scheduler.service import SchedulerService
 from shared.codec import Identity, encode
 from shared.messages import (
     Abort,
+    Admitted,
     Credit,
     Failed,
     MetricsReply,
@@ -65,6 +66,40 @@ async def test_the_life_of_a_request(stations: Stations) -> None:
     assert scene.metric("prompt_tokens_total") == 5
     assert scene.metric("generation_tokens_total") == 3
     assert scene.metric("request_queue_time_seconds_count") == 1
+
+
+async def test_the_gateway_hears_what_was_cached(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    for name in ("a", "b"):
+        scene.say(TOKENIZER, submit(name, 13, 3))
+        await scene.finish(1)
+    assert await scene.hear(GATEWAY, Admitted) == Admitted(RequestId("b"), 12)
+    assert scene.metric("prefix_cache_queries_total") == 26
+    assert scene.metric("prefix_cache_hits_total") == 12
+    assert scene.metric("prefix_cache_evictions_total") == 0
+
+
+async def test_only_the_first_admission_is_looked_up(stations: Stations) -> None:
+    scene = await Scene.set(stations)
+    scene.say(TOKENIZER, submit("a", 13, 3))
+    await scene.finish(1)
+    scene.say(TOKENIZER, submit("b", 13, 30))
+    await scene.iterate()
+    assert (await scene.hear(GATEWAY, Admitted)).cached_tokens == 12
+    await scene.lose(EXECUTOR)
+    await scene.credit(max_num_seqs=0)
+    await scene.place(EXECUTOR)
+    await scene.announce()
+    await scene.finish(1)
+    assert scene.metric("prefix_cache_queries_total") == 26
+
+
+async def test_the_prefix_cache_can_be_put_off(stations: Stations) -> None:
+    scene = await Scene.set(stations, enable_prefix_caching=False)
+    for name in ("a", "b"):
+        scene.say(TOKENIZER, submit(name, 13, 3))
+        await scene.finish(1)
+    assert scene.metric("prefix_cache_hits_total") == 0
 
 
 async def test_an_open_ended_request_is_opened_with_its_bound(stations: Stations) -> None:

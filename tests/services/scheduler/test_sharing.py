@@ -41,14 +41,30 @@ def test_tenants_are_charged_for_what_they_were_served() -> None:
     assert order.index("short2") < order.index("long1")
 
 
+def test_a_prompt_is_charged_as_far_as_it_is_computed() -> None:
+    bench = Bench(max_num_seqs=1, max_num_batched_tokens=64)
+    bench.submit("running", 3, 2)
+    bench.step()
+    for number in range(3):
+        bench.submit(f"long{number}", 50, 1, tenant="long", first=100 * number)
+        bench.submit(f"short{number}", 5, 1, tenant="short")
+        bench.submit(f"cached{number}", 50, 1, tenant="cached", first=1000)
+    bench.run()
+    order = bench.ended[1:]
+    assert order.index("short2") < order.index("long1")
+    assert order.index("cached2") < order.index("long2")
+
+
 def test_of_two_the_less_urgent_gives_way_though_it_is_older() -> None:
     bench = Bench(num_blocks=8)
     low = bench.submit("low", 12, 20, priority=1)
-    urgent = bench.submit("urgent", 12, 20, first=100)
     bench.step()
-    while low.running and urgent.running:
+    bench.submit("urgent", 12, 20, first=100)
+    bench.step()
+    assert bench.running == ["low", "urgent"]
+    while len(bench.running) == 2:
         plan = bench.step()
-    assert urgent.running
+    assert bench.running == ["urgent"]
     assert len(plan.row_slots) == 1  # the victim has no row in the plan that retires it
     bench.run()
     assert bench.ended == ["urgent", "low"]
