@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from services.gateway.collector import Choice
 from services.gateway.service import GatewayService
 from shared.codec import Identity
 from shared.mesh import Mesh, MeshAddress
@@ -162,6 +163,11 @@ class ScriptedMesh:
         self._tasks.append(task)
         await until(lambda: bool(gateway.urls) or task.done())
         return gateway.urls[0]
+
+    def choices(self) -> list[Choice]:
+        """Those of the one request that is in flight."""
+        (flight,) = {one.flight for one in self.gateways[0]._flights._sequences.values()}
+        return flight.collector.choices
 
     # --- what the mesh answers
 

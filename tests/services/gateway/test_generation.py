@@ -7,7 +7,6 @@ from typing import Any
 import httpx
 import pytest
 
-from services.gateway.collector import Choice
 from services.gateway.tenants import tenant_of
 from shared.messages import Abort, Admitted, Failure, Generate, Refused
 from shared.types import FinishReason, ServiceName
@@ -87,24 +86,18 @@ async def test_usage_tells_what_was_cached(
         first = await mesh.tokenizer.hear(Generate)
         if admitted_first:  # the scheduler's word can come before the detokenizer's
             mesh.scheduler.tell(Admitted(first.request_id, 2))
-            await until(lambda: _choices(mesh)[0].cached_tokens == 2)
+            await until(lambda: mesh.choices()[0].cached_tokens == 2)
         mesh.accept(first)
         second = await mesh.tokenizer.hear(Generate)
         mesh.accept(second)
         if not admitted_first:
             mesh.scheduler.tell(Admitted(first.request_id, 2))
         mesh.scheduler.tell(Admitted(second.request_id, 1))
-        await until(lambda: [one.cached_tokens for one in _choices(mesh)] == [2, 1])
+        await until(lambda: [one.cached_tokens for one in mesh.choices()] == [2, 1])
         for request in (first, second):
             mesh.delta(request, "a", FinishReason.STOP)
         usage = (await answering).json()["usage"]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}  # a prompt counts once
-
-
-def _choices(mesh: ScriptedMesh) -> list[Choice]:
-    """Of the one request in flight."""
-    (flight,) = {one.flight for one in mesh.gateways[0]._flights._sequences.values()}
-    return flight.collector.choices
 
 
 async def test_the_mesh_hears_for_whom_and_how_urgently(

@@ -62,6 +62,7 @@ async def test_what_was_cached_for_a_lost_launch_does_not_count(
         first = await mesh.tokenizer.hear(Generate)
         spare = await another(mesh, TOKENIZER)
         mesh.scheduler.tell(Admitted(first.request_id, 2))
+        await until(lambda: mesh.choices()[0].cached_tokens == 2)
         await mesh.kill(mesh.tokenizer)
         again = await spare.hear(Generate)
         assert again.request_id != first.request_id
