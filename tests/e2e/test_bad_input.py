@@ -76,7 +76,6 @@ def test_neighbours_are_not_disturbed(mesh: RunningMesh) -> None:
         None,
         {"a": 1},
         [["a"]],
-        "a\ud800b",
     ],
 )
 def test_prompt(mesh: RunningMesh, prompt: Any) -> None:
@@ -84,6 +83,13 @@ def test_prompt(mesh: RunningMesh, prompt: Any) -> None:
     content = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1})
     response = mesh.client.post("/v1/completions", content=content, headers=JSON)
     assert "prompt" in refused(response)["param"]
+
+
+@pytest.mark.parametrize("text", ["a\\ud800b", "\\udc00", "\\ud83d"])
+def test_half_a_character(mesh: RunningMesh, text: str) -> None:
+    """A lone surrogate is no text; the body as a whole cannot be read."""
+    content = f'{{"model": "{MODEL}", "prompt": "{text}", "max_tokens": 1}}'
+    refused(mesh.client.post("/v1/completions", content=content, headers=JSON))
 
 
 @pytest.mark.parametrize("value", [-1, "5", 1.5, 1e30, True, 0])
