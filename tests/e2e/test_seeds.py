@@ -62,9 +62,9 @@ def test_many_wild_requests_end_well(mesh: RunningMesh) -> None:
     """R010: no sequence of ids breaks the decoder."""
 
     def ask(seed: int) -> str:
-        answer = mesh.complete("a", temperature=2, max_tokens=60, seed=seed)
+        answer = mesh.complete("a", temperature=2, max_tokens=40, seed=seed)
         reason: str = answer["choices"][0]["finish_reason"]
         return reason
 
     with ThreadPoolExecutor(16) as pool:
-        assert set(pool.map(ask, range(64))) <= {"length", "stop"}
+        assert set(pool.map(ask, range(48))) <= {"length", "stop"}
