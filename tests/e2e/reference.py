@@ -14,7 +14,7 @@ LENGTHS = (
     *(1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 20, 25, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65),
     *(80, 100, 127, 128, 129, 160, 200, 255, 256, 257, 400, 511, 513, 700, 1100, 1500),
 )  # tokens; around the block size of 16 and the default budget of 512, and beyond
-NEW_TOKENS = 16
+NEW_TOKENS = 12
 
 
 @dataclass(frozen=True, slots=True)

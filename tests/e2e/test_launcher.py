@@ -25,7 +25,7 @@ PROMPT = "The history of the water mill begins"
 
 @pytest.fixture
 def own_mesh(model_dir: Path) -> Iterator[RunningMesh]:
-    with running_mesh(model_dir, "--dtype", "float32") as mesh:
+    with running_mesh(model_dir, "--device", "simulated", "--sim", "base=0.02") as mesh:
         yield mesh
 
 
@@ -140,7 +140,8 @@ def test_run_directory_is_private(own_mesh: RunningMesh) -> None:
 
 
 def test_api_key_is_in_no_process_list(model_dir: Path) -> None:
-    with running_mesh(model_dir, HEADRACE_API_KEY="sesame-opens") as mesh:
+    key = {"HEADRACE_API_KEY": "sesame-opens"}
+    with running_mesh(model_dir, "--device", "simulated", **key) as mesh:
         launcher = psutil.Process(mesh.process.pid)
         for process in (launcher, *launcher.children()):
             assert "sesame" not in " ".join(process.cmdline())
