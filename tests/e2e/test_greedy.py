@@ -66,3 +66,20 @@ def test_max_tokens_is_exact(mesh: RunningMesh, max_tokens: int) -> None:
     answer = mesh.complete("Count: one, two,", max_tokens=max_tokens, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == max_tokens
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_preempted_decodes(model_dir: Path) -> None:
+    """Five sequences of four blocks in a cache of ten: some are put back, none is changed."""
+    prompts = [f"{number} things to know about water mills:" for number in range(2, 7)]
+    flags = ("--dtype", "float32", "--num-gpu-blocks-override", "10", "--max-model-len", "100")
+    with running_mesh(model_dir, *flags) as mesh:
+
+        def ask(prompt: str) -> str:
+            return mesh.text(prompt, max_tokens=48, ignore_eos=True)
+
+        alone = [ask(prompt) for prompt in prompts]
+        assert mesh.metric("headrace_num_preemptions_total") == 0
+        with ThreadPoolExecutor(5) as pool:
+            assert list(pool.map(ask, prompts)) == alone
+        assert 0 < mesh.metric("headrace_num_preemptions_total") < 15
+        mesh.wait_idle()
