@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from services.detokenizer.decoder import Decoders
 from services.detokenizer.deltas import DeltaColumns
-from services.detokenizer.early import EarlyAborts, EarlyTokens, Row
+from services.detokenizer.early import EarlyTokens, Row
 from services.detokenizer.journal import Journal
 from shared.codec import Identity
 from shared.messages import (
@@ -19,6 +19,7 @@ from shared.messages import (
     Open,
     StepResult,
 )
+from shared.tombstones import Tombstones
 from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName
 
 SCHEDULER_LOST = Failure(503, "The scheduler of this request was lost.", code="service_unavailable")
@@ -86,7 +87,7 @@ class DetokenizerCore:
         self._journals: dict[RequestId, Journal] = {}
         self._lives: dict[Incarnation, SchedulerLife] = {}
         self._early_tokens = EarlyTokens()
-        self._early_aborts = EarlyAborts()
+        self._tombstones = Tombstones()
 
     @property
     def num_open(self) -> int:
@@ -98,7 +99,7 @@ class DetokenizerCore:
         life = self._life(scheduler, outbox)
         life.last_handle = max(life.last_handle, opened.handle)
         rows = self._early_tokens.claim(scheduler.incarnation, opened.handle)
-        if self._early_aborts.claim(opened.request_id):
+        if self._tombstones.claim(opened.request_id):
             self.counters.late_tokens += len(rows)
             return outbox.messages()
         if opened.request_id in self._journals:
@@ -133,7 +134,7 @@ class DetokenizerCore:
         """Forget a request; an unknown one is remembered, it may be on its way."""
         journal = self._journals.get(request_id)
         if journal is None:
-            self._early_aborts.keep(request_id)
+            self._tombstones.bury(request_id)
         else:
             self._forget(journal)
 

@@ -1,14 +1,13 @@
-"""What came before its time: tokens before their `Open`, and aborts before theirs."""
+"""Tokens that came before their `Open`."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import NamedTuple
 
-from shared.types import Handle, Incarnation, RequestId
+from shared.types import Handle, Incarnation
 
 MAX_TOKENS = 16384  # an `Open` is late by an iteration or two, for one batch's rows
-MAX_ABORTS = 8192  # far more than requests can be on their way from gateway to here
 
 
 class Row(NamedTuple):
@@ -41,19 +40,3 @@ class EarlyTokens:
         rows = self._rows.pop((epoch, handle), [])
         self.size -= len(rows)
         return rows
-
-
-class EarlyAborts:
-    """Remembers the newest aborts of requests that were not known."""
-
-    def __init__(self) -> None:
-        self._ids: OrderedDict[RequestId, None] = OrderedDict()
-
-    def keep(self, request_id: RequestId) -> None:
-        self._ids[request_id] = None
-        if len(self._ids) > MAX_ABORTS:
-            self._ids.popitem(last=False)
-
-    def claim(self, request_id: RequestId) -> bool:
-        """Whether a request that is opened now was aborted before."""
-        return self._ids.pop(request_id, self) is None

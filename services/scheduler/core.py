@@ -12,8 +12,8 @@ from services.scheduler.planner import Planner
 from services.scheduler.policy import FairQueue
 from services.scheduler.prefix_cache import PrefixCacheStats
 from services.scheduler.sequence import NO_SLOT, Sequence
-from services.scheduler.tombstones import Tombstones
 from shared.messages import Announce, Failure, Plan, StepResult, Submit
+from shared.tombstones import Tombstones
 from shared.types import Handle, RequestId
 
 MAX_EXECUTOR_DEATHS = 3  # a request that ran in so many is taken for their cause

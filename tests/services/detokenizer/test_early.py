@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from services.detokenizer import early
-from services.detokenizer.early import EarlyAborts, EarlyTokens, Row
+from services.detokenizer.early import EarlyTokens, Row
+from shared import tombstones
 from shared.types import Handle, Incarnation, RequestId
 
 EPOCH, OTHER = Incarnation(1), Incarnation(2)
@@ -33,9 +34,9 @@ def test_tokens_are_bounded_and_the_oldest_request_goes(monkeypatch: pytest.Monk
 
 
 def test_aborts_are_claimed_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early, "MAX_ABORTS", 2)
-    aborts = EarlyAborts()
+    monkeypatch.setattr(tombstones, "LIMIT", 2)
+    aborts = tombstones.Tombstones()
     for name in "abc":
-        aborts.keep(RequestId(name))
+        aborts.bury(RequestId(name))
     claimed = [aborts.claim(RequestId(name)) for name in "abccd"]
     assert claimed == [False, True, True, False, False]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core import MAX_EXECUTOR_DEATHS, SchedulerCore
-from services.scheduler.tombstones import LIMIT
 from shared.messages import Failure, Route
+from shared.tombstones import LIMIT
 from shared.types import RequestId, int32s
 from tests.services.scheduler.core_bench import (
     CAPACITY,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.scheduler.sequence import NO_SLOT, Sequence
-from services.scheduler.tombstones import LIMIT, Tombstones
 from shared.sampling import SamplingParams
+from shared.tombstones import LIMIT, Tombstones
 from shared.types import Handle, RequestId, int32s
 from tests.services.scheduler.core_bench import ROUTE
 

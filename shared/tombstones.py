@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from shared.types import RequestId
 
-LIMIT = 8192  # far more than requests can be on their way between gateway and scheduler
+LIMIT = 8192  # far more than requests can be on their way from a gateway
 
 
 class Tombstones:
