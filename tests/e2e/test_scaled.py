@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from tests.e2e.harness import RunningMesh, running_mesh
-from tests.e2e.reference import Reference
+from tests.e2e.reference import NEW_TOKENS, Reference
 
 
 def test_two_of_each(model_dir: Path, reference: Reference) -> None:
@@ -34,7 +34,7 @@ def test_two_of_each(model_dir: Path, reference: Reference) -> None:
 def fresh_text(mesh: RunningMesh, prompt: list[int]) -> str:
     """Over a connection of its own, so that any gateway may answer."""
     with mesh.another_client() as client:
-        body = {"model": "smol", "prompt": prompt, "max_tokens": 16, "temperature": 0}
+        body = {"model": "smol", "prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0}
         text: str = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
         return text
 
