@@ -12,9 +12,18 @@ from dataclasses import dataclass, field
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId
 
+FLOAT_BYTES = 4
+
 
 def _check_columns(first: Sized, *others: Sized) -> None:
     if any(len(other) != len(first) for other in others):
+        raise ValueError("columns of unequal length")
+
+
+def _check_pairs(counts: Int32s, token_ids: Int32s, values: bytes) -> None:
+    if min(counts, default=0) < 0 or sum(counts) != len(token_ids):
+        raise ValueError("counts that do not add up")
+    if len(values) != FLOAT_BYTES * len(token_ids):
         raise ValueError("columns of unequal length")
 
 
@@ -29,6 +38,7 @@ class Prompt:
     token_ids: Int32s | None = None
     chat: str | None = None  # JSON: {"messages": [...], "add_generation_prompt": bool, ...}
     add_special_tokens: bool = True
+    truncate_to: int | None = None  # tokens: only so many of its last ones count
 
     def __post_init__(self) -> None:
         if sum(part is not None for part in (self.text, self.token_ids, self.chat)) != 1:
@@ -66,6 +76,61 @@ class EnteringSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What the model thought of tokens: of sampled ones, and of a prompt's as it is computed.
+
+    Entry i is of the token at `positions[i]` in the sequence `handles[i]`: `counts[i]` pairs of
+    `token_ids` and `values`, the token's own first, then the likeliest in falling order. They are
+    of the model's own distribution, before penalties, bias, temperature and filters.
+    """
+
+    handles: Int32s
+    positions: Int32s
+    ranks: Int32s  # of the token itself; the likeliest has 1
+    counts: Int32s
+    token_ids: Int32s
+    values: bytes  # natural logarithms: finite, float32, little-endian
+
+    def __post_init__(self) -> None:
+        _check_columns(self.handles, self.positions, self.ranks, self.counts)
+        _check_pairs(self.counts, self.token_ids, self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The hidden state of a prompt's last token, normalised."""
+
+    handle: Handle
+    vector: bytes  # float32, little-endian
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDetails:
+    """Consecutive tokens of one request, for a client that wants to hear of tokens.
+
+    Of each token: its id, its bytes, and where its text begins. `counts` says how many pairs of
+    `pair_ids`, `pair_pieces` and `values` each has, as in `Logprobs`; 0 if nothing was asked, or
+    if it is the first of a prompt.
+    """
+
+    request_id: RequestId
+    position: int  # of the first of them; the prompt's first is 0
+    token_ids: Int32s
+    pieces: list[bytes]
+    text_offsets: Int32s  # characters of the answer before each
+    ranks: Int32s  # 0 where there are no pairs
+    counts: Int32s
+    pair_ids: Int32s
+    pair_pieces: list[bytes]
+    values: bytes  # float32, little-endian
+
+    def __post_init__(self) -> None:
+        _check_columns(self.token_ids, self.pieces, self.text_offsets, self.ranks, self.counts)
+        _check_columns(self.pair_ids, self.pair_pieces)
+        _check_pairs(self.counts, self.pair_ids, self.values)
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The end of a request, with its exact counts."""
 
@@ -74,6 +139,7 @@ class Finished:
     completion_tokens: int
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     failure: Failure | None = None
+    embedding: bytes = b""  # float32, little-endian
 
 
 NEWEST = -1  # the start of a row that decodes
@@ -208,6 +274,8 @@ class StepResult:
     token_ids: Int32s
     finishes: bytes  # one FinishReason each
     iteration: int = 0  # of the plan: above 0, one of its lease
+    logprobs: Logprobs | None = None  # for detokenizers, of requests that want them
+    embeddings: list[Embedding] = field(default_factory=list)  # for detokenizers
 
     def __post_init__(self) -> None:
         _check_columns(self.handles, self.positions, self.token_ids, self.finishes)
@@ -215,13 +283,14 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Deltas:
-    """detokenizer -> gateway: new text of many requests, then the requests that ended."""
+    """detokenizer -> gateway: new text of many requests, their tokens if wanted, then the ends."""
 
     request_ids: list[RequestId]
     texts: list[str]
     offsets: Int32s  # characters sent before this text
     token_counts: Int32s  # completion tokens so far, this text's included
     finished: list[Finished] = field(default_factory=list)
+    details: list[TokenDetails] = field(default_factory=list)  # before the ends
 
     def __post_init__(self) -> None:
         _check_columns(self.request_ids, self.texts, self.offsets, self.token_counts)

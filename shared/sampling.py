@@ -3,19 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from shared.types import Int32s, int32s
 
 GREEDY_TEMPERATURE = 1e-5  # at or below it, dividing by it could overflow: take the best token
 
 
+class GrammarKind(IntEnum):
+    """The languages in which the form of an answer can be described."""
+
+    JSON_SCHEMA = 1  # JSON text
+    REGEX = 2
+    LARK = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer's text must look like, from its first character to its end."""
+
+    kind: GrammarKind
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """What is added to the logit of a token."""
+
+    token_id: int
+    value: float
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Sampling and stopping parameters of one sequence, as vLLM names them.
 
-    `max_tokens` None means "up to the context's end"; the tokenizer resolves it before `Submit`.
-    `seed` is always set: the gateway draws one if the client gave none.
-    `top_k` 0 means no limit.
+    `max_tokens` None means "up to the context's end"; 0: the prompt is computed and nothing is
+    generated. `seed` is always set: the gateway draws one if the client gave none.
+    `top_k` 0 means no limit. `bad_word_ids` are made of `bad_words` by the tokenizer.
     """
 
     seed: int  # 0 .. 2**63 - 1
@@ -30,7 +55,33 @@ class SamplingParams:
     stop: list[str] = field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    # What changes the logits before a token is chosen
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: list[LogitBias] = field(default_factory=list)
+    allowed_token_ids: Int32s = field(default_factory=int32s)  # none: all are
+    bad_words: list[str] = field(default_factory=list)
+    bad_word_ids: list[Int32s] = field(default_factory=list)
+    grammar: Grammar | None = None
+    # What is told beside the text
+    logprobs: int | None = None  # so many alternatives with each generated token; None: nothing
+    prompt_logprobs: int | None = None  # the same with the prompt's tokens
+    return_token_ids: bool = False
+    echo: bool = False  # the prompt's text comes first
+    embed: bool = False  # the hidden state of the prompt's last token, with `max_tokens` 0
 
     @property
     def greedy(self) -> bool:
         return self.temperature <= GREEDY_TEMPERATURE
+
+    @property
+    def hidden_tokens(self) -> bool:
+        """Whether the one token that ends the sequence is nobody's."""
+        return self.max_tokens == 0
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether the client is told of tokens, not only of text."""
+        wanted = (self.logprobs, self.prompt_logprobs)
+        return self.return_token_ids or any(count is not None for count in wanted)

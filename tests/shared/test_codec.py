@@ -15,7 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.codec import MAX_FRAME_BYTES, VERSION, BadFrame, Identity, decode, encode
-from shared.messages import REGISTRY, Abort, Announce, Deltas, Message, Plan, Prompt, StepResult
+from shared.messages import (
+    REGISTRY,
+    Abort,
+    Announce,
+    Deltas,
+    Logprobs,
+    Message,
+    Plan,
+    Prompt,
+    StepResult,
+    TokenDetails,
+)
 from shared.types import Incarnation, Int32s, RequestId, ServiceName, int32s
 
 SENDER = Identity(ServiceName.GATEWAY, "gateway.0", Incarnation(7))
@@ -95,6 +106,38 @@ def step_results(draw: st.DrawFn) -> StepResult:
     return result
 
 
+def pairs(draw: st.DrawFn, entries: int) -> tuple[Int32s, int]:
+    """Counts of pairs, and their sum."""
+    counts = draw(st.lists(st.integers(0, 3), min_size=entries, max_size=entries))
+    return int32s(counts), sum(counts)
+
+
+@st.composite
+def logprobs(draw: st.DrawFn) -> Logprobs:
+    entries = draw(st.integers(0, 3))
+    counts, total = pairs(draw, entries)
+    given = {name: column_of(entries) for name in ("handles", "positions", "ranks")}
+    given |= {"counts": st.just(counts), "token_ids": column_of(total)}
+    values = st.binary(min_size=4 * total, max_size=4 * total)
+    found: Logprobs = draw(fieldwise(Logprobs, values=values, **given))
+    return found
+
+
+@st.composite
+def token_details(draw: st.DrawFn) -> TokenDetails:
+    entries = draw(st.integers(0, 3))
+    counts, total = pairs(draw, entries)
+    given: dict[str, st.SearchStrategy[Any]] = {
+        name: column_of(entries) for name in ("token_ids", "text_offsets", "ranks")
+    }
+    given |= {"counts": st.just(counts), "pair_ids": column_of(total)}
+    for name, size in (("pieces", entries), ("pair_pieces", total)):
+        given[name] = st.lists(st.binary(max_size=4), min_size=size, max_size=size)
+    values = st.binary(min_size=4 * total, max_size=4 * total)
+    found: TokenDetails = draw(fieldwise(TokenDetails, values=values, **given))
+    return found
+
+
 @st.composite
 def deltas(draw: st.DrawFn) -> Deltas:
     rows = draw(st.integers(0, 3))
@@ -111,6 +154,8 @@ SPECIAL: dict[type, Callable[[], st.SearchStrategy[Any]]] = {
     Plan: plans,
     StepResult: step_results,
     Deltas: deltas,
+    Logprobs: logprobs,
+    TokenDetails: token_details,
 }
 messages: st.SearchStrategy[Message] = st.one_of([strategy_of(kind) for kind in REGISTRY.values()])
 senders = st.builds(Identity, st.sampled_from(ServiceName), st.text(max_size=9), int64)
