@@ -10,18 +10,18 @@ from starlette.types import ASGIApp
 
 from services.gateway import errors
 from services.gateway.connection import BodyTooLarge, on_body_too_large, on_client_gone
+from services.gateway.dialects.chat import ChatBody
+from services.gateway.dialects.completion import CompletionBody
 from services.gateway.endpoints import Endpoints
 from services.gateway.generation import GenerationEndpoint
 from services.gateway.middleware import CommonHeaders, KeyCheck
 from services.gateway.parts import Parts
-from services.gateway.protocol import ChatBody, CompletionBody
-from services.gateway.responses import ChatShape, CompletionShape
 
 
 def build_app(parts: Parts) -> ASGIApp:
     small = Endpoints(parts)
-    completions = GenerationEndpoint(parts, CompletionBody, CompletionShape)
-    chat = GenerationEndpoint(parts, ChatBody, ChatShape)
+    completions = GenerationEndpoint(parts, CompletionBody)
+    chat = GenerationEndpoint(parts, ChatBody)
     routes = [
         Route("/v1/completions", completions, methods=["POST"], name="completions"),
         Route("/v1/chat/completions", chat, methods=["POST"], name="chat"),

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from services.gateway.errors import fault, of_failure
-from shared.messages import Failure, Finished
+from services.gateway.tokens import Token, read_details
+from shared.messages import Failure, Finished, TokenDetails
 from shared.types import FinishReason
 
 MAX_LAG_CHARS = 1_000_000  # a stream whose client is further behind is given up
@@ -31,17 +32,21 @@ class Choice:
     completion_tokens: int = 0
     received: int = 0
     waiting: list[str] = field(default_factory=list)
+    told: bool = False  # of any token
+    known_tokens: int = 0  # the position of the next one to be told of
+    waiting_tokens: list[Token] = field(default_factory=list)
     finished: Finished | None = None
     ended: bool = False  # its last change was taken
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """New text of one choice, and how it ended if it did."""
+    """New text of one choice, its tokens if they were asked for, and how it ended if it did."""
 
     index: int
     text: str
     finished: Finished | None
+    tokens: list[Token] = field(default_factory=list)
 
 
 class Collector:
@@ -84,6 +89,24 @@ class Collector:
             self._add_lag(len(text))
             self._news.set()
 
+    def tell(self, index: int, details: TokenDetails) -> None:
+        """Tokens from a position of the sequence on; those known already are skipped."""
+        choice = self.choices[index]
+        if self.failure or choice.finished:
+            return
+        if not choice.told:
+            choice.known_tokens = details.position
+            choice.told = True
+        known = choice.known_tokens - details.position
+        if known < 0:
+            self.fail(fault("Some tokens of the answer were lost."))
+            return
+        tokens = read_details(details)[known:]
+        choice.waiting_tokens += tokens
+        choice.known_tokens += len(tokens)
+        self._add_lag(sum(len(token.piece) for token in tokens))
+        self._news.set()
+
     def finish(self, index: int, finished: Finished) -> None:
         choice = self.choices[index]
         if self.failure or choice.finished:
@@ -124,9 +147,12 @@ class Collector:
     def _take(self) -> list[Change]:
         found = []
         for index, choice in enumerate(self.choices):
-            if choice.waiting or (choice.finished and not choice.ended):
-                found.append(Change(index, "".join(choice.waiting), choice.finished))
+            ends = choice.finished is not None and not choice.ended
+            if choice.waiting or choice.waiting_tokens or ends:
+                text, tokens = "".join(choice.waiting), choice.waiting_tokens
+                found.append(Change(index, text, choice.finished, tokens))
                 choice.waiting.clear()
+                choice.waiting_tokens = []
                 choice.ended = choice.finished is not None
         self._lag = 0
         return found
@@ -137,6 +163,7 @@ class Collector:
             self.too_slow = True
             for choice in self.choices:
                 choice.waiting.clear()
+                choice.waiting_tokens.clear()
             message = f"The client is more than {self._max_lag} characters behind."
             self.fail(Failure(HTTPStatus.REQUEST_TIMEOUT, message, code="client_too_slow"))
 

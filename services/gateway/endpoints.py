@@ -9,11 +9,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from services.gateway.body import parse
 from services.gateway.connection import read_json, unless_client_leaves
+from services.gateway.dialects.tokenize import DetokenizeBody, TokenizeBody
 from services.gateway.errors import error_body, invalid, unavailable_failure
 from services.gateway.parts import Parts
 from services.gateway.prompts import read_ids
-from services.gateway.protocol import DetokenizeBody, TokenizeBody, parse
 from services.gateway.routing import work_of
 from shared.messages import Decode, Decoded, Encode, Encoded
 

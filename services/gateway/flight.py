@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from services.gateway.collector import Collector
-from services.gateway.protocol import GenerationRequest
+from services.gateway.request import GenerationRequest
 from shared.messages import Message, Prompt
 from shared.sampling import SamplingParams
 from shared.types import RequestId, ServiceName

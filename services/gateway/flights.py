@@ -12,7 +12,7 @@ from services.gateway.collector import MAX_LAG_CHARS, Collector
 from services.gateway.errors import fault, unavailable_failure
 from services.gateway.flight import Flight, Link, Sequence, Stage, new_request_id
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.protocol import GenerationRequest
+from services.gateway.request import GenerationRequest
 from services.gateway.routing import Outstanding, detokenizer_of, work_of
 from shared.messages import (
     Abort,
@@ -115,6 +115,11 @@ class Flights:
             if sequence is not None:
                 self._measure_tokens(sequence, tokens, now)
                 sequence.flight.collector.add(sequence.index, offset, text, tokens)
+                self._close_failed(sequence.flight)
+        for details in message.details:
+            sequence = self._known(details.request_id)
+            if sequence is not None:
+                sequence.flight.collector.tell(sequence.index, details)
                 self._close_failed(sequence.flight)
         for finished in message.finished:
             sequence = self._known(finished.request_id)

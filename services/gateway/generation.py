@@ -1,4 +1,4 @@
-"""The two endpoints that generate: from a body to a whole answer or a stream of events."""
+"""The endpoints that generate: from a body to a whole answer or a stream of events."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.body import parse
 from services.gateway.connection import read_json, unless_client_leaves
+from services.gateway.dialect import DialectBody
 from services.gateway.errors import ApiError, ClientLeft
 from services.gateway.fields import unknown_fields
 from services.gateway.flight import Flight
 from services.gateway.parts import Parts
-from services.gateway.protocol import GenerationBody, GenerationRequest, parse
-from services.gateway.responses import DONE, FINISH_REASONS, Shape, error_event, usage_of
-from shared.messages import Finished
+from services.gateway.request import Context, GenerationRequest
+from services.gateway.shape import FINISH_REASONS, Answer, Shape, usage_of
+from services.gateway.tokens import Token
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,21 +32,20 @@ LOGGED_NAMES = 10
 class GenerationEndpoint:
     """An ASGI application for one route."""
 
-    def __init__(self, parts: Parts, body: type[GenerationBody], shape: type[Shape]) -> None:
+    def __init__(self, parts: Parts, body: type[DialectBody]) -> None:
         self._parts = parts
         self._body = body
-        self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.perf_counter()
         request_id = scope.get("headrace.request_id")
         try:
-            wanted = await self._read(Request(scope, receive))
+            wanted, shape = await self._read(Request(scope, receive))
             flight = self._parts.take_off(wanted, arrived)
         except ApiError as error:
             self._refused(error, request_id)
             raise
-        exchange = _Exchange(wanted, flight, self._shape(wanted), send)
+        exchange = _Exchange(wanted, flight, shape, send)
         try:
             await unless_client_leaves(receive, exchange.run(scope, receive))
         except ClientLeft:
@@ -68,15 +69,21 @@ class GenerationEndpoint:
             code=failure.code,
         )
 
-    async def _read(self, request: Request) -> GenerationRequest:
+    async def _read(self, request: Request) -> tuple[GenerationRequest, Shape]:
         parts = self._parts
         body = parse(self._body, await read_json(request, parts.settings.max_body_size))
         if unknown := unknown_fields(body.extra):
             names = [name[:50] for name in unknown[:LOGGED_NAMES]]
             parts.log.debug("unknown fields ignored", fields=names)
-        name = parts.name_of(body.model)
-        key = request.scope.get("headrace.key")
-        return body.to_request(name, parts.model.vocab_size, parts.draw_seed, key)
+        context = Context(
+            model=parts.name_of(body.model),
+            vocab_size=parts.model.vocab_size,
+            max_model_len=parts.model.max_model_len,
+            draw_seed=parts.draw_seed,
+            key=request.scope.get("headrace.key"),
+        )
+        wanted = body.to_request(context)
+        return wanted, body.to_shape(wanted, context)
 
 
 class _Exchange:
@@ -105,35 +112,28 @@ class _Exchange:
 
     async def _whole(self) -> dict[str, Any]:
         texts = [""] * self._request.size
+        tokens: list[list[Token]] = [[] for _ in texts]
         while changes := await self._collector.changes():
             for change in changes:
                 texts[change.index] += change.text
+                tokens[change.index] += change.tokens
         choices = self._collector.choices
         finishes = [choice.finished for choice in choices if choice.finished is not None]
-        return self._shape.whole(texts, finishes, usage_of(self._request, choices))
+        return self._shape.whole(list(map(Answer, finishes, texts, tokens)), choices)
 
     async def _stream(self) -> None:
-        shape = self._shape
+        shape, choices = self._shape, self._collector.choices
         await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        await self._write(*map(shape.opening_event, range(self._request.size)))
+        await self._write(shape.opening(choices))
         try:
             while changes := await self._collector.changes():
-                await self._write(
-                    *(self._event(change.index, change.text, change.finished) for change in changes)
-                )
+                await self._write(*(shape.event(change, choices) for change in changes))
         except ApiError as error:
             self.failed = error
-            await self._write(error_event(error.failure), last=True)
+            await self._write(shape.failed(error.failure), last=True)
             return
-        usage = usage_of(self._request, self._collector.choices)
-        events = [shape.usage_event(usage)] if self._request.include_usage else []
-        await self._write(*events, DONE, last=True)
+        await self._write(shape.closing(choices), last=True)
         self.complete = True
-
-    def _event(self, index: int, text: str, finished: Finished | None) -> bytes:
-        if finished is None:
-            return self._shape.text_event(index, text)
-        return self._shape.last_event(index, text, finished)
 
     async def _write(self, *events: bytes, last: bool = False) -> None:
         body = b"".join(events)

@@ -12,9 +12,9 @@ from services.gateway.errors import model_not_found
 from services.gateway.flight import Flight, Link
 from services.gateway.flights import Flights
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.protocol import GenerationRequest
 from services.gateway.questions import Questions
 from services.gateway.readiness import Readiness
+from services.gateway.request import GenerationRequest
 from services.gateway.scrape import Scraper
 from services.gateway.tracing import Tracer
 from shared.model import ModelInfo

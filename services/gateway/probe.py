@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from services.gateway.errors import ApiError
 from services.gateway.flights import Flights
-from services.gateway.protocol import GenerationRequest
 from services.gateway.readiness import Readiness
+from services.gateway.request import GenerationRequest
 from shared.messages import Prompt
 from shared.sampling import SamplingParams
 

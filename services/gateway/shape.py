@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any
 
-from services.gateway.collector import Choice
+from services.gateway.collector import Change, Choice
 from services.gateway.errors import error_body
 from services.gateway.flight import new_request_id
-from services.gateway.protocol import GenerationRequest
+from services.gateway.request import GenerationRequest
+from services.gateway.tokens import Token
 from shared.messages import Failure, Finished
 from shared.types import FinishReason
 
@@ -41,10 +43,6 @@ def _one_line(content: str) -> str:
     return content if content.isascii() else content.translate(LINE_ENDS)
 
 
-def error_event(failure: Failure) -> bytes:
-    return f"data: {dump(error_body(failure))}\n\n".encode()
-
-
 def usage_of(request: GenerationRequest, choices: list[Choice]) -> dict[str, Any]:
     """A prompt counts once, whatever the number of its samples."""
     firsts = choices[:: request.n]
@@ -58,8 +56,44 @@ def usage_of(request: GenerationRequest, choices: list[Choice]) -> dict[str, Any
     }
 
 
+@dataclass(slots=True)
+class Answer:
+    """All of one choice."""
+
+    finished: Finished
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)  # if they were asked for
+
+
 class Shape(ABC):
-    """How one answer is written; all its parts bear the same id, time and model."""
+    """How one answer is written; lives as long as the request.
+
+    A stream is `opening`, an `event` for each change, and `closing`, or `failed` at any time. The
+    choices are those of the collector: what is known of each when the method is called.
+    """
+
+    id: str  # of the answer
+
+    @abstractmethod
+    def opening(self, choices: list[Choice]) -> bytes:
+        """What comes before the first text, once the prompts' tokens are counted."""
+
+    @abstractmethod
+    def event(self, change: Change, choices: list[Choice]) -> bytes: ...
+
+    @abstractmethod
+    def closing(self, choices: list[Choice]) -> bytes: ...
+
+    @abstractmethod
+    def failed(self, failure: Failure) -> bytes: ...
+
+    @abstractmethod
+    def whole(self, answers: list[Answer], choices: list[Choice]) -> dict[str, Any]:
+        """The answer that is no stream."""
+
+
+class ChoiceShape(Shape):
+    """What OpenAI's completions and chat completions share: numbered choices with deltas."""
 
     id_prefix: str
     whole_object: str
@@ -67,42 +101,47 @@ class Shape(ABC):
 
     def __init__(self, request: GenerationRequest) -> None:
         self.id = f"{self.id_prefix}-{new_request_id()}"
+        self._request = request
         self._head = {"id": self.id, "created": int(time.time()), "model": request.model}
         head = dump({"object": self.chunk_object, **self._head})[:-1]
         self._start = f'data: {head},"choices":['
         # With include_usage all chunks but the last say that they have none, as OpenAI's do.
         self._end = '],"usage":null}\n\n' if request.include_usage else "]}\n\n"
 
-    def opening_event(self, index: int) -> bytes:
-        """What comes before the first text of a choice."""
+    def opening(self, choices: list[Choice]) -> bytes:
         return b""
 
-    def text_event(self, index: int, text: str) -> bytes:
-        choice = self._choice(index, quote(text), "null")
+    def event(self, change: Change, choices: list[Choice]) -> bytes:
+        text, finished = quote(change.text), change.finished
+        if finished is None:
+            choice = self._choice(change.index, text, "null")
+        else:
+            reason = f'"{FINISH_REASONS[finished.reason]}"'
+            choice = self._choice(change.index, text, reason, dump(finished.stop_reason))
         return f"{self._start}{choice}{self._end}".encode()
 
-    def last_event(self, index: int, text: str, finished: Finished) -> bytes:
-        reason = f'"{FINISH_REASONS[finished.reason]}"'
-        choice = self._choice(index, quote(text), reason, dump(finished.stop_reason))
-        return f"{self._start}{choice}{self._end}".encode()
+    def closing(self, choices: list[Choice]) -> bytes:
+        if not self._request.include_usage:
+            return DONE
+        usage = dump(usage_of(self._request, choices))
+        return f'{self._start}],"usage":{usage}}}\n\n'.encode() + DONE
 
-    def usage_event(self, usage: dict[str, Any]) -> bytes:
-        return f'{self._start}],"usage":{dump(usage)}}}\n\n'.encode()
+    def failed(self, failure: Failure) -> bytes:
+        return f"data: {dump(error_body(failure))}\n\n".encode()
 
-    def whole(
-        self, texts: list[str], finishes: list[Finished], usage: dict[str, Any]
-    ) -> dict[str, Any]:
-        choices = [
+    def whole(self, answers: list[Answer], choices: list[Choice]) -> dict[str, Any]:
+        written = [
             {
                 "index": index,
-                **self._content(text),
+                **self._content(answer.text),
                 "logprobs": None,
-                "finish_reason": FINISH_REASONS[finished.reason],
-                "stop_reason": finished.stop_reason,
+                "finish_reason": FINISH_REASONS[answer.finished.reason],
+                "stop_reason": answer.finished.stop_reason,
             }
-            for index, (text, finished) in enumerate(zip(texts, finishes, strict=True))
+            for index, answer in enumerate(answers)
         ]
-        return {"object": self.whole_object, **self._head, "choices": choices, "usage": usage}
+        usage = usage_of(self._request, choices)
+        return {"object": self.whole_object, **self._head, "choices": written, "usage": usage}
 
     def _choice(self, index: int, text: str, reason: str, stop_reason: str = "null") -> str:
         """JSON of one choice of a chunk; all but the index are JSON already."""
@@ -116,33 +155,3 @@ class Shape(ABC):
 
     @abstractmethod
     def _chunk_content(self, text: str) -> str: ...
-
-
-class CompletionShape(Shape):
-    id_prefix = "cmpl"
-    whole_object = chunk_object = "text_completion"
-
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"text": text}
-
-    def _chunk_content(self, text: str) -> str:
-        return f'"text":{text}'
-
-
-class ChatShape(Shape):
-    id_prefix = "chatcmpl"
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def opening_event(self, index: int) -> bytes:
-        choice = (
-            f'{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,'
-            '"finish_reason":null,"stop_reason":null}'
-        )
-        return f"{self._start}{choice}{self._end}".encode()
-
-    def _content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
-
-    def _chunk_content(self, text: str) -> str:
-        return f'"delta":{{"content":{text}}}' if text != '""' else '"delta":{}'

@@ -9,16 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.collector import Choice
-from services.gateway.protocol import GenerationRequest
-from services.gateway.responses import (
-    ChatShape,
-    CompletionShape,
-    Shape,
-    error_event,
-    quote,
-    usage_of,
-)
+from services.gateway.collector import Change, Choice
+from services.gateway.dialects.chat import ChatShape
+from services.gateway.dialects.completion import CompletionShape
+from services.gateway.request import GenerationRequest
+from services.gateway.shape import ChoiceShape, quote, usage_of
 from shared.messages import Failure, Finished, Prompt
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, RequestId
@@ -50,16 +45,17 @@ def test_quoted_text_is_json_on_one_line(text: str) -> None:
 @pytest.mark.parametrize("shape", [CompletionShape, ChatShape])
 @given(st.integers(0, 200), TEXT, st.none() | st.integers() | TEXT, st.booleans())
 def test_events(
-    shape: type[Shape], index: int, text: str, stop_reason: str | int | None, usage: bool
+    shape: type[ChoiceShape], index: int, text: str, stop_reason: str | int | None, usage: bool
 ) -> None:
     writer = shape(request(usage=usage))
+    choices = [Choice()]
     finished = Finished(RequestId("x"), FinishReason.STOP, 3, stop_reason)
     events = [
         payload(event)
         for event in (
-            writer.opening_event(index),
-            writer.text_event(index, text),
-            writer.last_event(index, text, finished),
+            writer.opening(choices)[: 0 if index else None],
+            writer.event(Change(index, text, None), choices),
+            writer.event(Change(index, text, finished), choices),
         )
         if event
     ]
@@ -77,7 +73,7 @@ def test_events(
 
 @given(TEXT)
 def test_error_events(message: str) -> None:
-    event = payload(error_event(Failure(503, message, "a", "b")))
+    event = payload(ChatShape(request()).failed(Failure(503, message, "a", "b")))
     assert event["error"] == {
         "message": message[:2000],
         "type": "server_error",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, get_type_hints
 
 import pytest
@@ -11,30 +12,28 @@ from hypothesis import strategies as st
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.completion_create_params import CompletionCreateParamsBase
 
+from services.gateway.body import parse
+from services.gateway.dialects.chat import ChatBody
+from services.gateway.dialects.completion import CompletionBody
+from services.gateway.dialects.tokenize import DetokenizeBody, TokenizeBody
 from services.gateway.errors import ApiError, error_body
 from services.gateway.fields import HARMLESS, UNSUPPORTED, unknown_fields
+from services.gateway.generation_body import GenerationBody
 from services.gateway.prompts import read_prompts
-from services.gateway.protocol import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    GenerationBody,
-    GenerationRequest,
-    TokenizeBody,
-    parse,
-)
+from services.gateway.request import Context, GenerationRequest
 from services.gateway.tenants import tenant_of
 from shared.messages import Prompt
 from shared.types import int32s
 
 VOCAB_SIZE = 1000
 DRAWN_SEED = 77
+CONTEXT = Context("m", VOCAB_SIZE, 2048, lambda: DRAWN_SEED)
 CHAT = [{"role": "user", "content": "hi"}]
 
 
 def read(kind: type[GenerationBody], body: Any) -> GenerationRequest:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse(kind, raw).to_request("m", VOCAB_SIZE, lambda: DRAWN_SEED)
+    return parse(kind, raw).to_request(CONTEXT)
 
 
 def completion(**fields: Any) -> GenerationRequest:
@@ -161,7 +160,7 @@ def test_tenants_are_told_apart_without_their_keys_or_names() -> None:
     assert max(map(len, names.values())) < 30
     assert tenant_of(0, "") == tenant_of(0, None)
     raw = json.dumps({"prompt": "hi", "user": "me"}).encode()
-    request = parse(CompletionBody, raw).to_request("m", VOCAB_SIZE, lambda: DRAWN_SEED, 1)
+    request = parse(CompletionBody, raw).to_request(replace(CONTEXT, key=1))
     assert request.tenant == names[1, "me"]
 
 

@@ -1,0 +1,19 @@
+"""What a dialect is to the rest of the gateway: a body that asks, and a shape that answers."""
+
+from __future__ import annotations
+
+from services.gateway.body import RequestBody
+from services.gateway.request import Context, GenerationRequest
+from services.gateway.shape import Shape
+
+
+class DialectBody(RequestBody):
+    """A body that asks for generated text."""
+
+    def to_request(self, context: Context) -> GenerationRequest:
+        """Raises ApiError for fields that do not fit one another or the model."""
+        raise NotImplementedError
+
+    def to_shape(self, request: GenerationRequest, context: Context) -> Shape:
+        """How the answer to this body is written."""
+        raise NotImplementedError

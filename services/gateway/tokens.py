@@ -1,0 +1,50 @@
+"""The tokens behind a text, for clients that want to hear of them."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from shared.messages import TokenDetails
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A token that could have stood at a place."""
+
+    id: int
+    piece: bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a prompt or an answer."""
+
+    id: int
+    piece: bytes  # its bytes: perhaps only a part of a character
+    text_offset: int  # characters of the answer before it
+    logprob: float | None  # None: not asked for, or the first of a prompt
+    rank: int  # among all tokens by likelihood, from 1; 0 if there is no logprob
+    top: list[Alternative]  # the likeliest ones, in falling order
+
+
+def read_details(details: TokenDetails) -> list[Token]:
+    """One Token for each entry."""
+    values = struct.unpack(f"<{len(details.pair_ids)}f", details.values)
+    pairs = list(map(Alternative, details.pair_ids, details.pair_pieces, values))
+    tokens, at = [], 0
+    for row, count in enumerate(details.counts):
+        own = pairs[at : at + count]
+        tokens.append(
+            Token(
+                id=details.token_ids[row],
+                piece=details.pieces[row],
+                text_offset=details.text_offsets[row],
+                logprob=own[0].logprob if own else None,
+                rank=details.ranks[row],
+                top=own[1:],
+            )
+        )
+        at += count
+    return tokens
