@@ -80,6 +80,7 @@ class Settings:
     # HTTP
     host: str = _setting("127.0.0.1", "address to listen on", GATEWAY)
     port: int = _setting(8000, "port to listen on", GATEWAY, at_least=0, at_most=65535)
+    uds: str | None = _setting(None, "unix socket to listen on, instead of host and port", GATEWAY)
     listen_fd: int | None = _setting(
         None, "inherited listening socket, instead of host and port", GATEWAY
     )

@@ -15,6 +15,7 @@ from uvicorn import Config, Server
 
 from services.gateway.http_protocol import BoundedHttpProtocol
 from shared.settings import Settings
+from shared.unix_socket import PREFIX, bind_unix
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # more than the idle times of clients and balancers, so that they close
@@ -69,9 +70,11 @@ class HttpServer:
 
 
 def listening_sockets(settings: Settings) -> list[socket.socket]:
-    """The inherited socket, or new ones for host and port; raises OSError."""
+    """The inherited socket, or new ones for `uds`, or host and port; raises OSError."""
     if settings.listen_fd is not None:
         return [socket.socket(fileno=settings.listen_fd)]
+    if settings.uds is not None:
+        return [bind_unix(settings.uds)]
     found = socket.getaddrinfo(
         settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -106,6 +109,8 @@ def _bound(family: int, address: tuple[str | int, ...]) -> socket.socket:
 
 def _bound_stalls(listener: socket.socket) -> None:
     """Connections inherit these; the system ends those that the other side has forsaken."""
+    if listener.family == socket.AF_UNIX:
+        return  # both sides are on this machine
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, STALL_SECONDS // 2)
@@ -113,11 +118,14 @@ def _bound_stalls(listener: socket.socket) -> None:
 
 
 def urls(sockets: list[socket.socket]) -> list[str]:
-    addresses = [one.getsockname() for one in sockets]
-    return [
-        f"http://[{one[0]}]:{one[1]}" if ":" in one[0] else f"http://{one[0]}:{one[1]}"
-        for one in addresses
-    ]
+    return [_url(one) for one in sockets]
+
+
+def _url(listener: socket.socket) -> str:
+    if listener.family == socket.AF_UNIX:
+        return f"{PREFIX}{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class _ToStructlog(logging.Handler):

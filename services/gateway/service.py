@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
+from pathlib import Path
 
 from services.gateway.admission import Admission
 from services.gateway.app import build_app
@@ -66,10 +67,12 @@ class GatewayService(Service):
         try:
             sockets = listening_sockets(self.settings)
         except OSError as error:
-            place = f"{self.settings.host}:{self.settings.port}"
+            place = self.settings.uds or f"{self.settings.host}:{self.settings.port}"
             raise StartError(f"cannot listen on {place}: {error.strerror or error}") from error
         for one in sockets:
             self._exits.callback(one.close)
+        if self.settings.uds is not None and self.settings.listen_fd is None:
+            self._exits.callback(Path(self.settings.uds).unlink, missing_ok=True)
         try:
             path, length = model_path(self.settings), self.settings.max_model_len
             model = await asyncio.to_thread(read_model_info, path, length)

@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from shared.settings import BadSetting
+from shared.settings import BadSetting, Settings
+from shared.unix_socket import PREFIX, bind_unix
 
 BACKLOG = 2048
 
 
-def open_listener(host: str, port: int) -> socket.socket:
+@contextmanager
+def http_listener(settings: Settings) -> Iterator[socket.socket]:
     """A listening socket that children can inherit; raises BadSetting if the address is no good."""
+    with _bound(settings) as listener:
+        listener.set_inheritable(True)
+        try:
+            yield listener
+        finally:
+            if settings.uds is not None:
+                Path(settings.uds).unlink(missing_ok=True)
+
+
+def _bound(settings: Settings) -> socket.socket:
+    if settings.uds is not None:
+        return _bound_unix(settings.uds)
+    return _bound_tcp(settings.host, settings.port)
+
+
+def _bound_tcp(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -25,12 +46,22 @@ def open_listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise BadSetting(f"--port: cannot listen on {host}:{port}: {error.strerror}") from None
-    listener.set_inheritable(True)
+    return listener
+
+
+def _bound_unix(path: str) -> socket.socket:
+    try:
+        listener = bind_unix(path)
+    except OSError as error:
+        raise BadSetting(f"--uds: cannot listen on {path}: {error.strerror or error}") from None
+    listener.listen(BACKLOG)
     return listener
 
 
 def base_url(listener: socket.socket) -> str:
     """Where a client on this machine reaches it."""
+    if listener.family == socket.AF_UNIX:
+        return f"{PREFIX}{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"

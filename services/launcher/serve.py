@@ -17,13 +17,13 @@ from pathlib import Path
 import setproctitle
 
 from services.launcher.instance import Inheritance
-from services.launcher.listener import base_url, open_listener
+from services.launcher.listener import base_url, http_listener
 from services.launcher.models import DEFAULT_NAME, ModelError, prepare_model
 from services.launcher.readiness import wait_ready
 from services.launcher.supervisor import StartFailed, Supervisor, instances_of
 from shared.logs import configure_logs
 from shared.model import read_model_info
-from shared.service import EXIT_BAD_SETTING, EXIT_FAULT
+from shared.service import EXIT_BAD_SETTING, EXIT_FAULT, LIFELINE_VARIABLE
 from shared.settings import BadSetting, Settings, parse_settings
 
 LONGEST_RUN_DIRECTORY = 64  # bytes; socket names follow, and a path may have 107 in all
@@ -43,7 +43,7 @@ def serve(words: Sequence[str]) -> int:
     try:
         settings = _parse(words)
         configure_logs(settings.log_level, settings.log_format, "launcher", 0)
-        with open_listener(settings.host, settings.port) as listener:
+        with http_listener(settings) as listener:
             settings = _with_model(settings)
             setproctitle.setproctitle("headrace: launcher")
             asyncio.run(_run(settings, listener, began))
@@ -92,7 +92,8 @@ async def _run(settings: Settings, listener: socket.socket, began: float) -> Non
 
     async def ready() -> None:
         await wait_ready(url, _say)
-        _say(_greeting(url, settings, time.monotonic() - began))
+        if LIFELINE_VARIABLE not in os.environ:  # else a program started us, which knows the way
+            _say(_greeting(url, settings, time.monotonic() - began))
 
     try:
         inheritance = Inheritance(settings, lifeline, listener.fileno())
@@ -118,9 +119,12 @@ def _greeting(url: str, settings: Settings, seconds: float) -> str:
     key = "-H 'Authorization: Bearer YOUR_KEY' " if settings.api_key else ""
     model = settings.served_model_name[0]
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    place, target = f"{url}/v1", url
+    if settings.uds is not None:
+        place, target = url, f"--unix-socket {shlex.quote(settings.uds)} http://localhost"
     return (
-        f"headrace: ready after {seconds:.1f} s at {url}/v1, model {model}\n"
-        f"Try:\n  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' \\\n"
+        f"headrace: ready after {seconds:.1f} s at {place}, model {model}\n"
+        f"Try:\n  curl {target}/v1/chat/completions {key}-H 'Content-Type: application/json' \\\n"
         f"    -d {shlex.quote(body)}"
     )
 

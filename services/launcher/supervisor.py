@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any
 import structlog
 
 from services.launcher.instance import Backoff, Inheritance, Instance
+from shared.service import LIFELINE_VARIABLE
 from shared.settings import Settings
 from shared.types import ServiceName
 
@@ -64,6 +66,9 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
+        owner = os.environ.get(LIFELINE_VARIABLE)  # of a program that started us for itself
+        if owner is not None:
+            loop.add_reader(int(owner), self._on_orphaned)
         start = asyncio.create_task(self._start())
         end = asyncio.create_task(self._signalled.wait())
         pending: set[asyncio.Task[Any]] = {start, end, *self._keepers.values()}
@@ -126,3 +131,9 @@ class Supervisor:
         if self._signalled.is_set():
             self._signalled_again.set()
         self._signalled.set()
+
+    def _on_orphaned(self) -> None:
+        """Nobody is left for whom to drain."""
+        asyncio.get_running_loop().remove_reader(int(os.environ[LIFELINE_VARIABLE]))
+        self._signalled.set()
+        self._signalled_again.set()

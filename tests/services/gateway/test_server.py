@@ -67,6 +67,28 @@ async def test_requests_reach_it(mesh: ScriptedMesh, tiny_model: Path, host: str
             assert (await client.get(f"{url}/health")).status_code == 200
 
 
+async def test_requests_reach_a_unix_socket(
+    mesh: ScriptedMesh, tiny_model: Path, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "http.sock")
+    await mesh.start_gateway(tiny_model, uds=path)
+    assert mesh.gateways[0].urls == [f"unix:{path}"]
+    transport = httpx.AsyncHTTPTransport(uds=path)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_taken_unix_socket_is_one_clear_line(
+    mesh: ScriptedMesh, tiny_model: Path, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "http.sock")
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(path)
+        taken.listen()
+        with pytest.raises(StartError, match=f"cannot listen on {path}: another process"):
+            await start(mesh, model=str(tiny_model), uds=path)
+
+
 async def start(mesh: ScriptedMesh, **settings: Any) -> None:
     own = Settings(mesh=f"ipc:{mesh.directory}", **settings)
     address = MeshAddress.from_settings(ServiceName.GATEWAY, own)
