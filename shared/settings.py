@@ -92,6 +92,16 @@ class Settings:
         at_least=1,
         at_most=15 * MIB,  # whatever it holds still fits into a frame of the mesh
     )
+    request_timeout: float = _setting(
+        0.0, "seconds that an answer may take; 0: as long as it needs", GATEWAY, at_least=0
+    )
+    allowed_origins: list[str] = _setting(
+        [], "origins whose web pages may call the API; '*': any", GATEWAY
+    )
+    ssl_certfile: str | None = _setting(
+        None, "certificate chain (PEM): serve HTTPS; read again when it changes", GATEWAY
+    )
+    ssl_keyfile: str | None = _setting(None, "its private key (PEM)", GATEWAY)
 
     # Scheduling
     max_queue: int = _setting(1024, "requests waiting beyond those running", SCHEDULER, at_least=0)
@@ -108,6 +118,13 @@ class Settings:
         SCHEDULER,
         at_least=0,
         at_most=1024,
+    )
+    max_decode_slowdown: float = _setting(
+        2.0,
+        "how many times as long an iteration may take that reads prompts beside decodes;"
+        " inf: no limit",
+        SCHEDULER,
+        at_least=1,
     )
     enable_prefix_caching: bool = _setting(
         True, "keep the KV of what was computed for prompts that begin alike", SCHEDULER
@@ -182,6 +199,8 @@ class Settings:
         for setting in fields(self):
             _check(setting, getattr(self, setting.name))
         self._check_simulation()
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise BadSetting("--ssl-certfile: needs --ssl-keyfile, and the other way round")
 
     def _check_simulation(self) -> None:
         if self.sim is None:

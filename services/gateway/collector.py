@@ -58,6 +58,7 @@ class Collector:
         self.too_slow = False  # the client
         self._max_lag = max_lag
         self._lag = 0
+        self._woken = False
         self._news = asyncio.Event()
 
     # --- the mesh's side
@@ -136,13 +137,24 @@ class Collector:
         self._raise_failure()
 
     async def changes(self) -> list[Change]:
-        """All that is new, waiting for something; [] at the end; raises ApiError."""
+        """All that is new, waiting for something; [] at the end, or if woken; raises ApiError."""
         while not (found := self._take()):
             self._raise_failure()
-            if all(choice.ended for choice in self.choices):
-                return []
+            if self.complete or self._woken:
+                break
             await self._wait()
+        self._woken = False
         return found
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of every choice was taken."""
+        return all(choice.ended for choice in self.choices)
+
+    def wake(self) -> None:
+        """Let `changes` return, with nothing if there is nothing."""
+        self._woken = True
+        self._news.set()
 
     def _take(self) -> list[Change]:
         found = []

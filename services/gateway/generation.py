@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
@@ -20,12 +24,15 @@ from services.gateway.parts import Parts
 from services.gateway.request import Context, GenerationRequest
 from services.gateway.shape import FINISH_REASONS, Answer, Shape, usage_of
 from services.gateway.tokens import Token
+from shared.messages import Failure
 
 STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment: clients skip it
+KEEP_ALIVE_SECONDS = 10.0
 LOGGED_NAMES = 10
 
 
@@ -46,6 +53,7 @@ class GenerationEndpoint:
             self._refused(error, request_id)
             raise
         exchange = _Exchange(wanted, flight, shape, send)
+        timer = self._limit(flight)
         try:
             await unless_client_leaves(receive, exchange.run(scope, receive))
         except ClientLeft:
@@ -55,8 +63,20 @@ class GenerationEndpoint:
             self._parts.metrics.refused(error.failure.status)
             raise
         finally:
+            if timer is not None:
+                timer.cancel()
             self._parts.flights.close(flight, exchange.abort_reason)
             self._parts.log.info("request", request_id=request_id, **exchange.summary())
+
+    def _limit(self, flight: Flight) -> asyncio.TimerHandle | None:
+        """See that the request ends in time."""
+        seconds = self._parts.settings.request_timeout
+        if not seconds:
+            return None
+        message = f"The answer was not complete within {seconds:g} seconds."
+        failure = Failure(HTTPStatus.GATEWAY_TIMEOUT, message, code="request_timeout")
+        loop = asyncio.get_running_loop()
+        return loop.call_later(seconds, flight.collector.fail, failure)
 
     def _refused(self, error: ApiError, request_id: str | None) -> None:
         failure = error.failure
@@ -100,6 +120,7 @@ class _Exchange:
         self.failed: ApiError | None = None
         self.client_left = False
         self.complete = False
+        self._written = 0.0  # when the last event was, monotonic
 
     async def run(self, scope: Scope, receive: Receive) -> None:
         """Answer; raises ApiError only before the first byte."""
@@ -126,8 +147,11 @@ class _Exchange:
         await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         await self._write(shape.opening(choices))
         try:
-            while changes := await self._collector.changes():
-                await self._write(*(shape.event(change, choices) for change in changes))
+            with self._keep_alive():
+                while not self._collector.complete:
+                    changes = await self._collector.changes()
+                    events = [shape.event(change, choices) for change in changes]
+                    await self._write(*events or [KEEP_ALIVE])
         except ApiError as error:
             self.failed = error
             await self._write(shape.failed(error.failure), last=True)
@@ -135,9 +159,27 @@ class _Exchange:
         await self._write(shape.closing(choices), last=True)
         self.complete = True
 
+    @contextmanager
+    def _keep_alive(self) -> Iterator[None]:
+        """While it lasts, no balancer between us and the client sees a silent connection."""
+        self._tick_later()
+        try:
+            yield
+        finally:
+            self._timer.cancel()
+
+    def _tick_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self._tick)
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._written >= KEEP_ALIVE_SECONDS:
+            self._collector.wake()
+        self._tick_later()
+
     async def _write(self, *events: bytes, last: bool = False) -> None:
         body = b"".join(events)
         if body or last:
+            self._written = time.monotonic()
             await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
     @property
