@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -48,5 +49,13 @@ def build_app(parts: Parts) -> ASGIApp:
     )
     app.router.redirect_slashes = False  # a wrong path is a 404, not a second request
     # Around the whole application, so that its answers to faults get the headers too.
-    guarded = KeyCheck(app, parts.settings.api_key) if parts.settings.api_key else app
+    guarded: ASGIApp = KeyCheck(app, parts.settings.api_key) if parts.settings.api_key else app
+    if parts.settings.allowed_origins:  # around the keys: a browser asks first, without one
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=parts.settings.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     return CommonHeaders(guarded, closing=lambda: parts.admission.draining)

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from services.gateway.errors import ApiError, ClientLeft, error_body
+from services.gateway.errors import ApiError, ClientLeft, error_body_at
 from shared.messages import Failure
 
 CLIENT_CLOSED_REQUEST = 499  # as nginx calls it
@@ -63,8 +63,9 @@ class TooLargeResponse(JSONResponse):
     may be lost before the client has read it.
     """
 
-    def __init__(self, error: BodyTooLarge) -> None:
-        super().__init__(error_body(error.failure), error.failure.status, error.headers)
+    def __init__(self, error: BodyTooLarge, path: str) -> None:
+        body = error_body_at(path, error.failure)
+        super().__init__(body, error.failure.status, error.headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send(
@@ -86,7 +87,7 @@ class TooLargeResponse(JSONResponse):
 
 async def on_body_too_large(request: Request, error: Exception) -> Response:
     assert isinstance(error, BodyTooLarge)
-    return TooLargeResponse(error)
+    return TooLargeResponse(error, request.url.path)
 
 
 async def on_client_gone(request: Request, error: Exception) -> Response:

@@ -14,6 +14,16 @@ from shared.messages import Failure
 
 MAX_MESSAGE_CHARS = 2000  # an error never repeats much of what was sent
 RETRY_AFTER_SECONDS = "1"
+ANTHROPIC_TYPES = {
+    HTTPStatus.BAD_REQUEST: "invalid_request_error",
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.METHOD_NOT_ALLOWED: "invalid_request_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "invalid_request_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -76,8 +86,20 @@ def error_body(failure: Failure) -> dict[str, Any]:
     }
 
 
-def error_response(error: ApiError) -> JSONResponse:
-    return JSONResponse(error_body(error.failure), error.failure.status, error.headers)
+def error_body_at(path: str, failure: Failure) -> dict[str, Any]:
+    """The same, in the form that clients of this path expect."""
+    if path.startswith("/v2/"):  # Open Inference Protocol
+        return {"error": failure.message[:MAX_MESSAGE_CHARS]}
+    if path.startswith("/v1/messages"):  # Anthropic's
+        kind = ANTHROPIC_TYPES.get(failure.status, "api_error")
+        message = failure.message[:MAX_MESSAGE_CHARS]
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    return error_body(failure)
+
+
+def error_response(error: ApiError, path: str) -> JSONResponse:
+    body = error_body_at(path, error.failure)
+    return JSONResponse(body, error.failure.status, error.headers)
 
 
 def _type_of(status: int) -> str:
@@ -93,7 +115,7 @@ def _type_of(status: int) -> str:
 
 async def on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -105,9 +127,11 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
         HTTPStatus.METHOD_NOT_ALLOWED: f"Not allowed here: {where}",
     }
     message = messages.get(HTTPStatus(error.status_code), error.detail)
-    return error_response(ApiError(Failure(error.status_code, message), error.headers))
+    refused = ApiError(Failure(error.status_code, message), error.headers)
+    return error_response(refused, request.url.path)
 
 
 async def on_exception(request: Request, error: Exception) -> Response:
     """An unforeseen exception: its text is for the log, not for the client."""
-    return error_response(ApiError(fault("The server had an error with this request.")))
+    failed = ApiError(fault("The server had an error with this request."))
+    return error_response(failed, request.url.path)

@@ -71,7 +71,7 @@ class KeyCheck:
             Failure(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key"),
             {"www-authenticate": "Bearer"},
         )
-        await error_response(error)(scope, receive, send)
+        await error_response(error, scope["path"])(scope, receive, send)
 
     def _number(self, headers: Headers) -> int | None:
         """Which of the keys was sent."""

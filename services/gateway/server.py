@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import socket
+import ssl
 import sys
 from collections.abc import Iterator
 
@@ -26,7 +27,9 @@ STOP_SECONDS = 1  # for answers still being written when the drain has ended
 class HttpServer:
     """Listens from `start` on; its sockets are bound before, to find a taken port at once."""
 
-    def __init__(self, app: ASGIApp, sockets: list[socket.socket]) -> None:
+    def __init__(
+        self, app: ASGIApp, sockets: list[socket.socket], tls: ssl.SSLContext | None = None
+    ) -> None:
         self._sockets = sockets
         for one in sockets:
             _bound_stalls(one)
@@ -47,6 +50,7 @@ class HttpServer:
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         config.load()
+        config.ssl = tls
         self._server = Server(config)
         self._server.lifespan = config.lifespan_class(config)
 
@@ -117,15 +121,15 @@ def _bound_stalls(listener: socket.socket) -> None:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_SECONDS * 1000)
 
 
-def urls(sockets: list[socket.socket]) -> list[str]:
-    return [_url(one) for one in sockets]
+def urls(sockets: list[socket.socket], *, secure: bool = False) -> list[str]:
+    return [_url(one, "https" if secure else "http") for one in sockets]
 
 
-def _url(listener: socket.socket) -> str:
+def _url(listener: socket.socket, scheme: str) -> str:
     if listener.family == socket.AF_UNIX:
         return f"{PREFIX}{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _ToStructlog(logging.Handler):

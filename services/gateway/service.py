@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 import time
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from services.gateway.readiness import Readiness
 from services.gateway.routing import Outstanding
 from services.gateway.scrape import Scraper
 from services.gateway.server import HttpServer, listening_sockets, urls, uvicorn_logs
+from services.gateway.tls import Certificate
 from services.gateway.tracing import Tracer
 from shared.codec import Identity
 from shared.mesh import Mesh
@@ -79,9 +81,10 @@ class GatewayService(Service):
         except ValueError as error:
             raise StartError(str(error)) from error
         self._exits.enter_context(uvicorn_logs())
-        self._server = HttpServer(build_app(self._parts(model)), sockets)
+        tls = self._tls()
+        self._server = HttpServer(build_app(self._parts(model)), sockets, tls)
         await self._server.start()
-        self.urls = urls(sockets)
+        self.urls = urls(sockets, secure=tls is not None)
         self.log.info("listening", urls=self.urls)
 
     def handle(self, message: Message, sender: Identity) -> None:
@@ -140,6 +143,17 @@ class GatewayService(Service):
         if self._server is not None:
             await self._server.stop()
         self._exits.close()
+
+    def _tls(self) -> ssl.SSLContext | None:
+        certfile, keyfile = self.settings.ssl_certfile, self.settings.ssl_keyfile
+        if certfile is None or keyfile is None:
+            return None
+        try:
+            certificate = Certificate(certfile, keyfile)
+        except (OSError, ssl.SSLError) as error:
+            raise StartError(f"--ssl-certfile: {error}") from error
+        self.spawn(certificate.watch(), name="certificate")
+        return certificate.context
 
     def _may_probe(self) -> bool:
         schedulers = self.mesh.peers(ServiceName.SCHEDULER)

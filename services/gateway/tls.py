@@ -1,4 +1,4 @@
-"""HTTPS: the certificate, read again when its files change."""
+"""The certificate of HTTPS, read again when its files change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import ssl
 from typing import TypeAlias
 
 import structlog
+
+from shared.tls import server_context
 
 LOOK_SECONDS = 5.0  # from one look at the files to the next
 
@@ -21,7 +23,7 @@ class Certificate:
         """Raises OSError or ssl.SSLError for a pair that cannot be used."""
         self._files = (certfile, keyfile)
         self._stamp = self._look()
-        self.context = self._load()
+        self.context = server_context(certfile, keyfile)
         self._problem = ""  # that was told
         self._log = structlog.get_logger("tls")
 
@@ -37,7 +39,7 @@ class Certificate:
             if stamp == self._stamp:
                 return
             self._stamp = stamp
-            self._load()  # a broken pair would spoil the context that is in use
+            server_context(*self._files)  # a broken pair would spoil the context that is in use
             self.context.load_cert_chain(*self._files)
         except (OSError, ssl.SSLError) as error:
             if str(error) != self._problem:
@@ -46,11 +48,6 @@ class Certificate:
         else:
             self._problem = ""
             self._log.info("certificate taken over", certfile=self._files[0])
-
-    def _load(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(*self._files)
-        return context
 
     def _look(self) -> Stamp:
         found = [os.stat(path) for path in self._files]  # through links: secrets are swapped so

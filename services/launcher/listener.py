@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from shared.settings import BadSetting, Settings
+from shared.tls import server_context
 from shared.unix_socket import PREFIX, bind_unix
 
 BACKLOG = 2048
@@ -15,7 +17,9 @@ BACKLOG = 2048
 
 @contextmanager
 def http_listener(settings: Settings) -> Iterator[socket.socket]:
-    """A listening socket that children can inherit; raises BadSetting if the address is no good."""
+    """A listening socket that children can inherit; raises BadSetting for what is no good."""
+    if settings.ssl_certfile is not None and settings.ssl_keyfile is not None:
+        _check_certificate(settings.ssl_certfile, settings.ssl_keyfile)
     with _bound(settings) as listener:
         listener.set_inheritable(True)
         try:
@@ -23,6 +27,13 @@ def http_listener(settings: Settings) -> Iterator[socket.socket]:
         finally:
             if settings.uds is not None:
                 Path(settings.uds).unlink(missing_ok=True)
+
+
+def _check_certificate(certfile: str, keyfile: str) -> None:
+    try:
+        server_context(certfile, keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise BadSetting(f"--ssl-certfile: {certfile} with {keyfile}: {error}") from None
 
 
 def _bound(settings: Settings) -> socket.socket:
@@ -58,11 +69,12 @@ def _bound_unix(path: str) -> socket.socket:
     return listener
 
 
-def base_url(listener: socket.socket) -> str:
+def base_url(listener: socket.socket, *, secure: bool = False) -> str:
     """Where a client on this machine reaches it."""
+    scheme = "https" if secure else "http"
     if listener.family == socket.AF_UNIX:
         return f"{PREFIX}{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

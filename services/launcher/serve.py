@@ -84,7 +84,7 @@ def _served_name(model: str) -> str:
 
 
 async def _run(settings: Settings, listener: socket.socket, began: float) -> None:
-    url = base_url(listener)
+    url = base_url(listener, secure=settings.ssl_certfile is not None)
     run_directory = _make_run_directory()
     lifeline, held = os.pipe()  # the children notice when `held` closes with this process
     os.set_inheritable(lifeline, True)
@@ -116,6 +116,7 @@ def _make_run_directory() -> Path:
 
 
 def _greeting(url: str, settings: Settings, seconds: float) -> str:
+    unverified = "-k " if url.startswith("https:") else ""  # it may be made out to another name
     key = "-H 'Authorization: Bearer YOUR_KEY' " if settings.api_key else ""
     model = settings.served_model_name[0]
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
@@ -124,7 +125,7 @@ def _greeting(url: str, settings: Settings, seconds: float) -> str:
         place, target = url, f"--unix-socket {shlex.quote(settings.uds)} http://localhost"
     return (
         f"headrace: ready after {seconds:.1f} s at {place}, model {model}\n"
-        f"Try:\n  curl {target}/v1/chat/completions {key}-H 'Content-Type: application/json' \\\n"
+        f"Try:\n  curl {unverified}{target}/v1/chat/completions {key}-H 'Content-Type: application/json' \\\n"
         f"    -d {shlex.quote(body)}"
     )
 
