@@ -25,7 +25,9 @@ class Unsupported(Exception):
 
 
 class AttentionPass(Protocol):
-    """One forward call's attention."""
+    """One iteration's attention, and what the model's trunk made of it, once it has run."""
+
+    trunk_output: Any
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, variant: Variant
@@ -37,6 +39,7 @@ class CachedPass:
     """Attention over the paged cache."""
 
     def __init__(self, batch: PagedBatch, caches: Sequence[PagedKV]) -> None:
+        self.trunk_output: Any = None
         self._batch = batch
         self._caches = caches
 
@@ -50,6 +53,7 @@ class ProbePass:
     """No attention: notes the shapes of what a cache must hold, before there is one."""
 
     def __init__(self) -> None:
+        self.trunk_output: Any = None
         self._shapes: dict[int, LayerShape] = {}
         self.windows: dict[int, int | None] = {}
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.model_executor.batch import Ints, PersistentBatch, Rows
+from services.model_executor.report import NO_REPORT, Report
 from services.model_executor.results import Origin, Span, StepOutput, step_output
 from shared.messages import Announce, Plan
 from shared.model import ModelInfo
@@ -22,6 +23,7 @@ class Computed(NamedTuple):
     tokens: Ints
     broken: NDArray[np.bool_]  # whether a row's logits are no numbers
     span: Span
+    report: Report = NO_REPORT
 
 
 class Backend(ABC):
@@ -53,10 +55,10 @@ class Backend(ABC):
         arrived: since when it could have been run, in monotonic seconds; None: since now.
         """
         rows = self._batch.rows(plan) if iteration else self._batch.apply(plan)
-        tokens, broken, span = self._compute(rows, arrived)
+        tokens, broken, span, report = self._compute(rows, arrived)
         finishes = self._finish(rows, tokens, broken)
         origin = Origin(epoch, plan.step, iteration)
-        return step_output(origin, self._batch, rows, tokens, finishes, span)
+        return step_output(origin, self._batch, rows, tokens, finishes, span, report)
 
     @abstractmethod
     def _compute(self, rows: Rows, arrived: float | None) -> Computed:

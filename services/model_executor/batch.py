@@ -9,7 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from kernels.sampling import SamplingColumns
+from services.model_executor.adjustments import Adjustments
 from services.model_executor.finish import FREE_SLOT, StopRules
+from services.model_executor.wishes import Wishes
 from shared.messages import NEWEST, Announce, EnteringSequence, Plan
 from shared.types import Int32s
 
@@ -60,10 +62,14 @@ class PersistentBatch:
     ) -> None:
         slots = limits.max_num_seqs
         self.limits = limits
-        self.tokens = torch.zeros(slots, limits.max_model_len, dtype=torch.int32, device=device)
+        # One more: after a full context a token is still sampled, though nobody gets it.
+        width = limits.max_model_len + 1
+        self.tokens = torch.zeros(slots, width, dtype=torch.int32, device=device)
         max_blocks = -(-limits.max_model_len // limits.block_size)
         self.blocks = np.zeros((slots, max_blocks), np.int32)
         self.sampling = SamplingColumns.zeros(slots)
+        self.adjustments = Adjustments(slots, limits.vocab_size, device)
+        self.wishes = Wishes(slots)
         self.handles = np.zeros(slots, np.int32)
         self.detokenizers = [""] * slots
         self.rules = [FREE_SLOT] * slots
@@ -71,7 +77,6 @@ class PersistentBatch:
         self._eos_token_ids = eos_token_ids
         self._lengths = np.zeros(slots, np.int64)
         self._num_blocks = np.zeros(slots, np.int64)
-        self._first_ends = np.zeros(slots, np.int64)
         self._lasts = np.zeros(slots, np.int64)
         self._end_ids = np.zeros(limits.vocab_size, np.bool_)  # of any sequence there has been
         self._taken = np.zeros(slots, np.bool_)
@@ -125,12 +130,6 @@ class PersistentBatch:
         last: NDArray[np.bool_] = rows.positions >= self._lasts[rows.sampling_slots]
         return last | self._end_ids[tokens]
 
-    def held_ends(self, rows: Rows) -> list[tuple[int, frozenset[int]]]:
-        """(index among the sampling rows, end ids) of those that may not end yet."""
-        slots = rows.sampling_slots
-        early = np.flatnonzero(rows.positions < self._first_ends[slots])
-        return [(int(index), self.rules[slots[index]].end_ids) for index in early]
-
     def _retire(self, slot: int) -> None:
         self._check_taken(slot)
         self.num_running -= not self._finished[slot]
@@ -141,7 +140,8 @@ class PersistentBatch:
         slot, length = sequence.slot, len(sequence.token_ids)
         if not 0 <= slot < len(self.rules) or self._taken[slot]:
             raise PlanMisfit(f"slot {slot} cannot be entered")
-        if not 1 <= sequence.prompt_tokens <= length < self.limits.max_model_len:
+        room = self.limits.max_model_len - (not sequence.params.hidden_tokens)
+        if not 1 <= sequence.prompt_tokens <= length <= room:
             raise PlanMisfit(f"{length} tokens, {sequence.prompt_tokens} of them prompt")
         ids = _ints(sequence.token_ids)
         if ids.min() < 0 or ids.max() >= self.limits.vocab_size:
@@ -160,7 +160,6 @@ class PersistentBatch:
             params, sequence.prompt_tokens, self._eos_token_ids, self.limits.max_model_len
         )
         self.rules[slot] = rules
-        self._first_ends[slot] = rules.first_end
         self._lasts[slot] = rules.last
         vocab_size = self.limits.vocab_size
         self._end_ids[[token for token in rules.end_ids if 0 <= token < vocab_size]] = True
@@ -172,6 +171,8 @@ class PersistentBatch:
         self.sampling.min_p[slot] = params.min_p
         self.sampling.top_k[slot] = params.top_k
         self.sampling.seed[slot] = params.seed
+        self.adjustments.enter(slot, params, sequence.prompt_tokens, rules)
+        self.wishes.enter(slot, params, sequence.prompt_tokens)
 
     def _append_blocks(self, plan: Plan) -> None:
         ids = _ints(plan.block_ids)

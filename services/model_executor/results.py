@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.model_executor.batch import Ints, PersistentBatch, Rows
+from services.model_executor.report import NO_REPORT, Report
 from shared.messages import StepResult
-from shared.types import Incarnation, Int32s, int32s_from_bytes
+from shared.types import Incarnation, Int32s, int32s, int32s_from_bytes
 
 
 class Span(NamedTuple):
@@ -33,7 +34,7 @@ class StepOutput:
     """What one plan gave, ready to be sent."""
 
     scheduler: StepResult
-    detokenizers: dict[str, StepResult]  # by name; none without a row
+    detokenizers: dict[str, StepResult]  # by name; none without a row or something told
     prefill_tokens: int
     decode_tokens: int
     num_running: int  # sequences that go on
@@ -47,6 +48,7 @@ def step_output(
     tokens: Ints,
     finishes: bytes,
     span: Span,
+    report: Report = NO_REPORT,
 ) -> StepOutput:
     """`tokens` and `finishes` are those of the rows that sample."""
     slots = rows.sampling_slots
@@ -59,6 +61,8 @@ def step_output(
         for name in by_name:
             own = names == name
             by_name[name] = _result(origin, *(column[own] for column in columns))
+    if report is not NO_REPORT:
+        _add_report(by_name, batch, report, origin)
     return StepOutput(
         scheduler=whole,
         detokenizers=by_name,
@@ -67,6 +71,23 @@ def step_output(
         num_running=batch.num_running,
         span=span,
     )
+
+
+def _add_report(
+    by_name: dict[str, StepResult], batch: PersistentBatch, report: Report, origin: Origin
+) -> None:
+    """Give each detokenizer its part, also those of which no row has sampled."""
+    none = int32s()
+    nothing = StepResult(origin.epoch, origin.step, none, none, none, b"", origin.iteration)
+    slots: dict[str, list[int]] = {}
+    for slot in sorted(report.slots):
+        slots.setdefault(batch.detokenizers[slot], []).append(slot)
+    for name, own in slots.items():
+        by_name[name] = replace(
+            by_name.get(name, nothing),
+            logprobs=report.logprobs(own, batch.handles),
+            embeddings=report.embedded(own, batch.handles),
+        )
 
 
 def _result(

@@ -6,18 +6,20 @@ import time
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.paged_batch import PagedBatch
 from kernels.sampling import sample
-from services.model_executor.attention import CachedPass, forward
+from services.model_executor.attention import CachedPass
 from services.model_executor.backend import Backend, Computed
 from services.model_executor.batch import Ints, Rows
 from services.model_executor.cpu import keep_memory, use_threads
 from services.model_executor.kv_cache import allocate, count_blocks
 from services.model_executor.loader import choose_device, load_model
+from services.model_executor.report import NO_REPORT
+from services.model_executor.reporter import Reporter
 from services.model_executor.results import Span
+from services.model_executor.trunk import Iteration
 from shared.messages import Announce, EnteringSequence, Plan
 from shared.model import ModelInfo
 from shared.sampling import SamplingParams
@@ -57,12 +59,21 @@ class ModelRunner(Backend):
         began = time.monotonic()
         if not len(rows.slots):  # all of them had finished
             return Computed(np.zeros(0, np.int64), np.zeros(0, np.bool_), Span(began, began))
-        tokens, broken = self._sample(self._forward(rows), rows)
-        return Computed(tokens, broken, Span(began, time.monotonic()))
+        paged = self._paged(rows)
+        iteration = self._iteration(rows, paged)
+        lasts = paged.row_firsts[rows.sampling] + rows.counts[rows.sampling] - 1
+        logits = iteration.logits(self._upload(lasts))
+        reporter = None
+        if self._batch.wishes.any(rows.slots):
+            reporter = Reporter(self._batch, rows, paged.row_firsts, iteration, logits)
+        tokens, broken = self._sample(logits, rows)
+        report = reporter.report(tokens) if reporter else NO_REPORT
+        return Computed(
+            tokens.cpu().numpy(), broken.cpu().numpy(), Span(began, time.monotonic()), report
+        )
 
-    def _forward(self, rows: Rows) -> Tensor:
-        """Logits [rows that sample, vocabulary]."""
-        paged = PagedBatch(
+    def _paged(self, rows: Rows) -> PagedBatch:
+        return PagedBatch(
             rows.starts,
             rows.counts,
             self._batch.blocks[rows.slots],
@@ -71,26 +82,25 @@ class ModelRunner(Backend):
             device=self._device,
             dtype=self._dtype,
         )
+
+    def _iteration(self, rows: Rows, paged: PagedBatch) -> Iteration:
         positions = self._upload(paged.positions)
         slots = self._upload(rows.slots[paged.token_rows])
-        last = paged.row_firsts[rows.sampling] + rows.counts[rows.sampling] - 1
-        return forward(
+        return Iteration(
             self._model,
-            self._batch.tokens[slots, positions][None],
-            positions[None],
-            self._upload(last),
+            self._batch.tokens[slots, positions],
+            positions,
             CachedPass(paged, self._caches),
         )
 
-    def _sample(self, logits: Tensor, rows: Rows) -> tuple[Ints, NDArray[np.bool_]]:
+    def _sample(self, logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """The tokens, also put into the batch, and whether a row's logits are no numbers."""
-        for index, end_ids in self._batch.held_ends(rows):
-            logits[index, sorted(end_ids)] = float("-inf")
-        columns = self._batch.sampling.take(rows.sampling_slots)
-        tokens = sample(logits, columns, rows.positions)
-        slots, positions = self._upload(rows.sampling_slots), self._upload(rows.positions)
-        self._batch.tokens[slots, positions] = tokens.to(torch.int32)
-        return tokens.cpu().numpy(), logits.amax(-1).isnan().cpu().numpy()
+        slots, positions = rows.sampling_slots, rows.positions
+        batch = self._batch
+        logits = batch.adjustments.apply(logits, batch.tokens, slots, positions)
+        tokens = sample(logits, batch.sampling.take(slots), positions)
+        batch.tokens[self._upload(slots), self._upload(positions)] = tokens.to(torch.int32)
+        return tokens, logits.amax(-1).isnan()
 
     def _upload(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)

@@ -116,6 +116,7 @@ def test_rows_are_those_of_the_sequences(data: st.DataObject) -> None:
         assert batch.num_running == sum(not one.finished for one in model.values())
 
 
+NO_TOKENS = SamplingParams(seed=0, max_tokens=0)
 FITTING: dict[str, Any] = {
     "entering": [entering(1, [3, 4, 5, 6, 7])],
     "block_slots": [1],
@@ -137,6 +138,9 @@ MISFITS: dict[str, dict[str, Any]] = {
     "enters without a prompt": {"entering": [entering(1, [3] * 5, prompt_tokens=0)]},
     "has more prompt than tokens": {"entering": [entering(1, [3] * 5, prompt_tokens=6)]},
     "enters with a full context": {"entering": [entering(1, [3] * 5), entering(2, [3] * 30)]},
+    "enters with more than a context": {
+        "entering": [entering(1, [3] * 5), entering(2, [3] * 31, params=NO_TOKENS)]
+    },
     "has a token beyond the vocabulary": {"entering": [entering(1, [3, 4, 5, 6, VOCAB])]},
     "has a negative token": {"entering": [entering(1, [3, 4, 5, 6, -1])]},
     "grants a block beyond the cache": {"block_ids": [39, 40]},
@@ -188,13 +192,10 @@ def test_rows_of_a_finished_slot_are_not_run_however_far_they_run_ahead() -> Non
     batch.apply(make_plan(**FITTING | {"retired": [1]}))
 
 
-def test_end_ids_are_held_back_until_min_tokens() -> None:
-    params = SamplingParams(seed=0, max_tokens=9, min_tokens=2, stop_token_ids=int32s([8]))
-    batch = make_batch()
-    start = make_plan(
-        **FITTING | {"entering": [entering(1, [3] * 5, prompt_tokens=5, params=params)]}
+def test_a_prompt_may_fill_the_context_if_nothing_is_generated() -> None:
+    full = entering(1, [3] * 30, prompt_tokens=30, params=NO_TOKENS)
+    blocks = {"block_counts": [8], "block_ids": range(8)}
+    rows = make_batch().apply(
+        make_plan(**FITTING | blocks | {"entering": [full], "row_starts": [16], "row_tokens": [14]})
     )
-    assert batch.held_ends(batch.apply(start)) == [(0, frozenset({2, 8}))]
-    for position, held in ((5, True), (6, False)):
-        plan = make_plan(row_slots=[1], row_starts=[position], row_tokens=[1])
-        assert bool(batch.held_ends(batch.apply(plan))) is held
+    assert rows.positions.tolist() == [30]
