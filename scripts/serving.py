@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shared.types import ServiceName
 
+ROOT = Path(__file__).parents[1]
 READY_SECONDS = 120
+SERVE = ("-m", "services.launcher", "serve")
 
 
 class ServeFailed(Exception):
@@ -26,13 +28,14 @@ class ServeFailed(Exception):
 
 
 @contextmanager
-def serving(*words: str) -> Iterator[str]:
-    """Serve on a free port with these arguments; yields the base URL. Raises ServeFailed."""
-    command = [sys.executable, "-P", "-m", "services.launcher", "serve", *words, "--port", "0"]
+def serving(*words: str, program: Sequence[str] = SERVE) -> Iterator[str]:
+    """Serve on a free port with these arguments; yields the base URL. Raises ServeFailed.
+
+    program: what Python runs instead of `headrace serve`.
+    """
+    command = [sys.executable, "-P", *program, *words, "--port", "0"]
     with tempfile.TemporaryFile("w+b") as log:
-        process = subprocess.Popen(
-            command, stderr=log, cwd=Path(__file__).parents[1], start_new_session=True
-        )
+        process = subprocess.Popen(command, stderr=log, cwd=ROOT, start_new_session=True)
         try:
             yield _wait_ready(process, log.fileno())
         finally:

@@ -68,6 +68,7 @@ class Worker:
         self._on_fault = on_fault
         self._jobs: queue.Queue[Job | None] = queue.Queue(MAX_PLANS)
         self._closed = False
+        self._batch_link: int | None = None  # that of the sequences in the batch
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[Announce] = self._loop.create_future()
         self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
@@ -104,16 +105,18 @@ class Worker:
             self._tell(self._on_fault, error)
 
     def _run(self, runner: Runner) -> None:
-        link = None
         while (job := self._jobs.get()) is not None and not self._closed:
-            if job.link != self.link:
-                continue
-            if job.link != link:
-                runner.reset()
-                link = job.link
-            iteration = 0
-            while self._execute(runner, job, iteration) and self._leased(job, iteration):
-                iteration += 1
+            if job.link == self.link:
+                self._compute(runner, job)
+
+    def _compute(self, runner: Runner, job: Job) -> None:
+        """Run a job's plan, and run it again while its lease lasts."""
+        if job.link != self._batch_link:
+            runner.reset()
+            self._batch_link = job.link
+        iteration = 0
+        while self._execute(runner, job, iteration) and self._leased(job, iteration):
+            iteration += 1
 
     def _execute(self, runner: Runner, job: Job, iteration: int) -> bool:
         """Run one iteration and hand its outcome over; False if its rows give no more tokens."""
