@@ -102,6 +102,16 @@ class Settings:
         None, "certificate chain (PEM): serve HTTPS; read again when it changes", GATEWAY
     )
     ssl_keyfile: str | None = _setting(None, "its private key (PEM)", GATEWAY)
+    max_logprobs: int = _setting(
+        20,
+        "most alternatives to a token that a request may ask for",
+        GATEWAY,
+        at_least=0,
+        at_most=100,
+    )
+    trust_request_chat_template: bool = _setting(
+        False, "render chat templates that come with requests", GATEWAY
+    )
 
     # Scheduling
     max_queue: int = _setting(1024, "requests waiting beyond those running", SCHEDULER, at_least=0)

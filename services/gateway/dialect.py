@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import StringConstraints
+
 from services.gateway.body import RequestBody
 from services.gateway.request import Context, GenerationRequest
 from services.gateway.shape import Shape
 
+RequestName = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$")]
+
 
 class DialectBody(RequestBody):
     """A body that asks for generated text."""
+
+    request_id: RequestName | None = None
 
     def to_request(self, context: Context) -> GenerationRequest:
         """Raises ApiError for fields that do not fit one another or the model."""

@@ -37,8 +37,7 @@ class Endpoints:
     async def tokenize(self, request: Request) -> Response:
         raw = await read_json(request, self._parts.settings.max_body_size)
         body = parse(TokenizeBody, raw)
-        self._parts.name_of(body.model)
-        prompt = body.to_prompt()
+        prompt = body.to_prompt(self._parts.context(body, request.scope))
         asking = self._parts.questions.ask(
             lambda request_id: Encode(request_id, prompt), Encoded, work_of(prompt)
         )

@@ -1,4 +1,4 @@
-"""The fields of OpenAI's and vLLM's requests that are not served, in one place.
+"""The fields of OpenAI's and vLLM's requests that are not served, or not by every route.
 
 A field that would change the answer is refused unless it has a value that asks for nothing; a
 field that could not change it is ignored, as is one that nobody knows.
@@ -14,20 +14,11 @@ from services.gateway.errors import invalid
 # Field -> the values that ask for nothing (null always does).
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     # Log-probabilities
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "prompt_logprobs": (),
     "logprob_token_ids": ([],),
-    "echo": (False,),
     # Sampling
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "use_beam_search": (False,),
     "thinking_token_budget": (),
     # Constrained output
@@ -58,10 +49,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "documents": ([],),
     "chat_template": (),
     "chat_template_kwargs": ({},),
-    "truncate_prompt_tokens": (),
     "spaces_between_special_tokens": (True,),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
     "return_token_strs": (False,),
     # Serving
     "kv_transfer_params": ({},),
@@ -79,7 +67,6 @@ HARMLESS = frozenset(
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
-        "request_id",
         "include_reasoning",
     }
 )
@@ -91,7 +78,7 @@ def refuse_unsupported(extra: Mapping[str, Any]) -> None:
         neutral = UNSUPPORTED.get(name)
         if neutral is not None and not any(_same(value, other) for other in neutral):
             raise invalid(
-                f"{name!r} is not supported yet; leave it out.", name, "unsupported_parameter"
+                f"{name!r} is not supported here; leave it out.", name, "unsupported_parameter"
             )
 
 

@@ -58,13 +58,15 @@ class Flights:
         flight = Flight(request, collector, arrived, measured)
         for place, prompt in enumerate(request.prompts):
             first, *others = [
-                Sequence(flight, place * request.n + sample, prompt, request.params_of(sample))
-                for sample in range(request.n)
+                Sequence(
+                    flight, place * request.samples + sample, prompt, request.params_of(sample)
+                )
+                for sample in range(request.samples)
             ]
             first.followers = others
             flight.sequences += [first, *others]
         self._sequences |= {one.request_id: one for one in flight.sequences}
-        for sequence in flight.sequences[:: request.n]:
+        for sequence in flight.sequences[:: request.samples]:
             self._launch(sequence)
         return flight
 

@@ -11,17 +11,19 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.best_of import best_of
 from services.gateway.body import parse
 from services.gateway.connection import read_json, unless_client_leaves
 from services.gateway.dialect import DialectBody
 from services.gateway.errors import ApiError, ClientLeft
 from services.gateway.fields import unknown_fields
 from services.gateway.flight import Flight
+from services.gateway.middleware import name_request
 from services.gateway.parts import Parts
-from services.gateway.request import Context, GenerationRequest
+from services.gateway.request import GenerationRequest
 from services.gateway.shape import FINISH_REASONS, Answer, Shape, usage_of
 from services.gateway.tokens import Token
 from shared.messages import Failure
@@ -45,12 +47,11 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.perf_counter()
-        request_id = scope.get("headrace.request_id")
         try:
             wanted, shape = await self._read(Request(scope, receive))
             flight = self._parts.take_off(wanted, arrived)
         except ApiError as error:
-            self._refused(error, request_id)
+            self._refused(error, scope["headrace.request_id"])
             raise
         exchange = _Exchange(wanted, flight, shape, send)
         timer = self._limit(flight)
@@ -66,7 +67,8 @@ class GenerationEndpoint:
             if timer is not None:
                 timer.cancel()
             self._parts.flights.close(flight, exchange.abort_reason)
-            self._parts.log.info("request", request_id=request_id, **exchange.summary())
+            summary = exchange.summary()
+            self._parts.log.info("request", request_id=scope["headrace.request_id"], **summary)
 
     def _limit(self, flight: Flight) -> asyncio.TimerHandle | None:
         """See that the request ends in time."""
@@ -78,7 +80,7 @@ class GenerationEndpoint:
         loop = asyncio.get_running_loop()
         return loop.call_later(seconds, flight.collector.fail, failure)
 
-    def _refused(self, error: ApiError, request_id: str | None) -> None:
+    def _refused(self, error: ApiError, request_id: str) -> None:
         failure = error.failure
         self._parts.metrics.refused(failure.status)
         self._parts.log.info(
@@ -95,13 +97,8 @@ class GenerationEndpoint:
         if unknown := unknown_fields(body.extra):
             names = [name[:50] for name in unknown[:LOGGED_NAMES]]
             parts.log.debug("unknown fields ignored", fields=names)
-        context = Context(
-            model=parts.name_of(body.model),
-            vocab_size=parts.model.vocab_size,
-            max_model_len=parts.model.max_model_len,
-            draw_seed=parts.draw_seed,
-            key=request.scope.get("headrace.key"),
-        )
+        name_request(request.scope, body.request_id)
+        context = parts.context(body, request.scope)
         wanted = body.to_request(context)
         return wanted, body.to_shape(wanted, context)
 
@@ -128,19 +125,29 @@ class _Exchange:
         if self._request.stream:
             await self._stream()
         else:
-            await JSONResponse(await self._whole())(scope, receive, self._send)
+            await (await self._whole())(scope, receive, self._send)
             self.complete = True
 
-    async def _whole(self) -> dict[str, Any]:
+    async def _whole(self) -> Response:
         texts = [""] * self._request.size
         tokens: list[list[Token]] = [[] for _ in texts]
         while changes := await self._collector.changes():
             for change in changes:
                 texts[change.index] += change.text
                 tokens[change.index] += change.tokens
-        choices = self._collector.choices
-        finishes = [choice.finished for choice in choices if choice.finished is not None]
-        return self._shape.whole(list(map(Answer, finishes, texts, tokens)), choices)
+        columns = zip(self._collector.choices, texts, tokens, strict=True)
+        answers = [
+            Answer(choice.finished, choice.prompt_tokens, text, told)
+            for choice, text, told in columns
+            if choice.finished is not None
+        ]
+        if self._request.params.wants_tokens:  # there may be a hundred thousand of them
+            return await asyncio.to_thread(self._render, answers)
+        return self._render(answers)
+
+    def _render(self, answers: list[Answer]) -> Response:
+        best = best_of(answers, self._request)
+        return JSONResponse(self._shape.whole(best, self._collector.choices))
 
     async def _stream(self) -> None:
         shape, choices = self._shape, self._collector.choices

@@ -30,11 +30,13 @@ class CommonHeaders:
         self._date = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = _request_id(scope["headers"])
-        scope["headrace.request_id"] = request_id.decode()
+        sent = _request_id(scope["headers"])
+        scope["headrace.request_id"] = sent or uuid.uuid4().hex
+        scope["headrace.named"] = sent is not None
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
+                request_id = scope["headrace.request_id"].encode()
                 added = [(b"date", self._now()), (b"x-request-id", request_id)]
                 if self._closing():
                     added.append((b"connection", b"close"))
@@ -84,11 +86,17 @@ class KeyCheck:
         return found.index(True) if scheme.lower() == b"bearer" and any(found) else None
 
 
-def _request_id(headers: Headers) -> bytes:
-    """What the client sent, without what a header or a log line could not bear; else a new one."""
+def name_request(scope: Scope, name: str | None) -> None:
+    """Let a request go by the name in its body, if there is one and no header gave another."""
+    if name is not None and not scope["headrace.named"]:
+        scope["headrace.request_id"] = name
+
+
+def _request_id(headers: Headers) -> str | None:
+    """What the client sent, without what a header or a log line could not bear."""
     for name, value in headers:
         if name == b"x-request-id":
             kept = bytes(byte for byte in value[:MAX_REQUEST_ID] if 0x20 < byte < 0x7F)
             if kept:
-                return kept
-    return uuid.uuid4().hex.encode()
+                return kept.decode()
+    return None

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
+from starlette.types import Scope
 
 from services.gateway.admission import Admission
+from services.gateway.body import RequestBody
 from services.gateway.errors import model_not_found
 from services.gateway.flight import Flight, Link
 from services.gateway.flights import Flights
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.questions import Questions
 from services.gateway.readiness import Readiness
-from services.gateway.request import GenerationRequest
+from services.gateway.request import Context, GenerationRequest
 from services.gateway.scrape import Scraper
 from services.gateway.tracing import Tracer
 from shared.model import ModelInfo
@@ -46,6 +48,19 @@ class Parts:
         if wanted not in self.names:
             raise model_not_found(wanted, self.names)
         return wanted
+
+    def context(self, body: RequestBody, scope: Scope) -> Context:
+        """What a request's body is read against; raises ApiError for an unknown model."""
+        return Context(
+            model=self.name_of(body.model),
+            vocab_size=self.model.vocab_size,
+            max_model_len=self.model.max_model_len,
+            draw_seed=self.draw_seed,
+            key=scope.get("headrace.key"),
+            request_id=scope.get("headrace.request_id", ""),
+            max_logprobs=self.settings.max_logprobs,
+            trust_chat_template=self.settings.trust_request_chat_template,
+        )
 
     def take_off(self, request: GenerationRequest, arrived: float) -> Flight:
         """Admit a request and send it into the mesh; raises ApiError."""

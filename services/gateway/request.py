@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shared.messages import Prompt
 from shared.sampling import SamplingParams
@@ -20,11 +20,25 @@ class Context:
     max_model_len: int
     draw_seed: Callable[[], int]
     key: int | None = None  # the number of the API key that was sent
+    request_id: str = ""  # the client's name for the request, or a drawn one
+    max_logprobs: int = 20
+    trust_chat_template: bool = False  # one that comes with a request
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """What the answer tells of tokens; whatever is None or false is not told."""
+
+    logprobs: int | None = None  # alternatives to each token
+    of_prompt: bool = False  # `logprobs` begins with the prompt's tokens
+    prompt_logprobs: int | None = None  # alternatives to each
+    token_ids: bool = False
+    ids_as_names: bool = False  # tokens are called by their ids, not their texts
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Checked: `n` samples of each prompt."""
+    """Checked: `n` answers to each prompt, the best of `samples` sequences."""
 
     model: str  # the name to answer with
     prompts: list[Prompt]
@@ -35,11 +49,20 @@ class GenerationRequest:
     tenant: str = ""
     priority: int = 0
     cache_salt: str = ""
+    continuous_usage: bool = False  # all events have the usage so far
+    best_of: int | None = None
+    tell: Tell = field(default_factory=Tell)
+    request_id: str = ""  # the client's name for it
+
+    @property
+    def samples(self) -> int:
+        """Sequences for each prompt."""
+        return self.best_of or self.n
 
     @property
     def size(self) -> int:
-        """Sequences; the one at prompt p and sample s has the index p * n + s."""
-        return len(self.prompts) * self.n
+        """Sequences; the one at prompt p and sample s has the index p * samples + s."""
+        return len(self.prompts) * self.samples
 
     def params_of(self, sample: int) -> SamplingParams:
         return replace(self.params, seed=(self.params.seed + sample) % SEEDS)

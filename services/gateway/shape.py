@@ -16,7 +16,9 @@ from typing import Any
 from services.gateway.collector import Change, Choice
 from services.gateway.errors import error_body
 from services.gateway.flight import new_request_id
+from services.gateway.logprobs import Name
 from services.gateway.request import GenerationRequest
+from services.gateway.telling import Form, Teller, Told
 from services.gateway.tokens import Token
 from shared.messages import Failure, Finished
 from shared.types import FinishReason
@@ -45,7 +47,7 @@ def _one_line(content: str) -> str:
 
 def usage_of(request: GenerationRequest, choices: list[Choice]) -> dict[str, Any]:
     """A prompt counts once, whatever the number of its samples."""
-    firsts = choices[:: request.n]
+    firsts = choices[:: request.samples]
     prompt = sum(choice.prompt_tokens for choice in firsts)
     completion = sum(choice.completion_tokens for choice in choices)
     return {
@@ -61,6 +63,7 @@ class Answer:
     """All of one choice."""
 
     finished: Finished
+    prompt_tokens: int
     text: str = ""
     tokens: list[Token] = field(default_factory=list)  # if they were asked for
 
@@ -99,9 +102,11 @@ class ChoiceShape(Shape):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, request: GenerationRequest) -> None:
-        self.id = f"{self.id_prefix}-{new_request_id()}"
+    def __init__(self, request: GenerationRequest, form: Form, name: Name) -> None:
+        """`form` is that of a `logprobs` object, with tokens named by `name`."""
+        self.id = f"{self.id_prefix}-{request.request_id or new_request_id()}"
         self._request = request
+        self._teller = Teller(request.tell, form, name)
         self._head = {"id": self.id, "created": int(time.time()), "model": request.model}
         head = dump({"object": self.chunk_object, **self._head})[:-1]
         self._start = f'data: {head},"choices":['
@@ -114,40 +119,65 @@ class ChoiceShape(Shape):
     def event(self, change: Change, choices: list[Choice]) -> bytes:
         text, finished = quote(change.text), change.finished
         if finished is None:
-            choice = self._choice(change.index, text, "null")
+            reason = stop_reason = "null"
         else:
             reason = f'"{FINISH_REASONS[finished.reason]}"'
-            choice = self._choice(change.index, text, reason, dump(finished.stop_reason))
-        return f"{self._start}{choice}{self._end}".encode()
+            stop_reason = dump(finished.stop_reason)
+        end = self._with_usage(choices) if self._request.continuous_usage else self._end
+        if not change.tokens:
+            choice = self._choice(change.index, text, reason, stop_reason)
+            return f"{self._start}{choice}{end}".encode()
+        told = self._teller.told(change.tokens, choices[change.index].prompt_tokens)
+        of_choice, beside = self._place_told(told)
+        logprobs = "null" if told.logprobs is None else dump(told.logprobs)
+        choice = self._choice(change.index, text, reason, stop_reason, logprobs, _more(of_choice))
+        return f"{self._start}{choice}]{_more(beside)}{end[1:]}".encode()
 
     def closing(self, choices: list[Choice]) -> bytes:
         if not self._request.include_usage:
             return DONE
-        usage = dump(usage_of(self._request, choices))
-        return f'{self._start}],"usage":{usage}}}\n\n'.encode() + DONE
+        return f"{self._start}{self._with_usage(choices)}".encode() + DONE
 
     def failed(self, failure: Failure) -> bytes:
         return f"data: {dump(error_body(failure))}\n\n".encode()
 
     def whole(self, answers: list[Answer], choices: list[Choice]) -> dict[str, Any]:
-        written = [
-            {
-                "index": index,
-                **self._content(answer.text),
-                "logprobs": None,
-                "finish_reason": FINISH_REASONS[answer.finished.reason],
-                "stop_reason": answer.finished.stop_reason,
-            }
-            for index, answer in enumerate(answers)
-        ]
+        written: list[dict[str, Any]] = []
+        beside: dict[str, Any] = {}
+        for index, answer in enumerate(answers):
+            told = self._teller.told(answer.tokens, answer.prompt_tokens)
+            of_choice, beside = self._place_told(told)
+            written.append(
+                {
+                    "index": index,
+                    **self._content(answer.text),
+                    "logprobs": told.logprobs,
+                    "finish_reason": FINISH_REASONS[answer.finished.reason],
+                    "stop_reason": answer.finished.stop_reason,
+                    **of_choice,
+                }
+            )
         usage = usage_of(self._request, choices)
-        return {"object": self.whole_object, **self._head, "choices": written, "usage": usage}
+        head = {"object": self.whole_object, **self._head}
+        return {**head, "choices": written, "usage": usage, **beside}
 
-    def _choice(self, index: int, text: str, reason: str, stop_reason: str = "null") -> str:
+    def _with_usage(self, choices: list[Choice]) -> str:
+        """The end of a chunk, with what the request has used so far."""
+        return f'],"usage":{dump(usage_of(self._request, choices))}}}\n\n'
+
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        reason: str,
+        stop_reason: str,
+        logprobs: str = "null",
+        more: str = "",
+    ) -> str:
         """JSON of one choice of a chunk; all but the index are JSON already."""
         return (
-            f'{{"index":{index},{self._chunk_content(text)},"logprobs":null,'
-            f'"finish_reason":{reason},"stop_reason":{stop_reason}}}'
+            f'{{"index":{index},{self._chunk_content(text)},"logprobs":{logprobs},'
+            f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}'
         )
 
     @abstractmethod
@@ -155,3 +185,12 @@ class ChoiceShape(Shape):
 
     @abstractmethod
     def _chunk_content(self, text: str) -> str: ...
+
+    @abstractmethod
+    def _place_told(self, told: Told) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Further fields of the choice, and those beside the choices."""
+
+
+def _more(fields: dict[str, Any]) -> str:
+    """Fields of an object after others, as JSON."""
+    return f",{dump(fields)[1:-1]}" if fields else ""

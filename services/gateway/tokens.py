@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.messages import TokenDetails
 
+# Named tuples: a prompt with its alternatives can be a hundred thousand of them.
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+
+class Alternative(NamedTuple):
     """A token that could have stood at a place."""
 
     id: int
-    piece: bytes
+    piece: bytes  # its bytes: perhaps only a part of a character
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(NamedTuple):
     """A token of a prompt or an answer."""
 
     id: int
-    piece: bytes  # its bytes: perhaps only a part of a character
+    piece: bytes
+    position: int  # in its sequence; the prompt's first is 0
     text_offset: int  # characters of the answer before it
     logprob: float | None  # None: not asked for, or the first of a prompt
     rank: int  # among all tokens by likelihood, from 1; 0 if there is no logprob
@@ -40,6 +41,7 @@ def read_details(details: TokenDetails) -> list[Token]:
             Token(
                 id=details.token_ids[row],
                 piece=details.pieces[row],
+                position=details.position + row,
                 text_offset=details.text_offsets[row],
                 logprob=own[0].logprob if own else None,
                 rank=details.ranks[row],

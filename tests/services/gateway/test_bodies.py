@@ -20,9 +20,10 @@ from services.gateway.errors import ApiError, error_body
 from services.gateway.fields import HARMLESS, UNSUPPORTED, unknown_fields
 from services.gateway.generation_body import GenerationBody
 from services.gateway.prompts import read_prompts
-from services.gateway.request import Context, GenerationRequest
+from services.gateway.request import Context, GenerationRequest, Tell
 from services.gateway.tenants import tenant_of
 from shared.messages import Prompt
+from shared.sampling import LogitBias
 from shared.types import int32s
 
 VOCAB_SIZE = 1000
@@ -86,7 +87,20 @@ BAD_VALUES: dict[str, list[Any]] = {
     "min_p": [-0.1, 1.1],
     "seed": [2**63, -(2**63) - 1, "a", 1.5, True],
     "n": [0, -1, 129, "2", 1.0, True],
-    "best_of": [2, "1"],
+    "best_of": [0, 129, "1", True],
+    "logprobs": [-1, 21, 1_000_000, "5", 1.5, True, False],
+    "prompt_logprobs": [-1, 21, 1_000_000, "5", True],
+    "echo": [1, 0, "yes"],
+    "presence_penalty": [-2.1, 2.1, "1", True],
+    "frequency_penalty": [-2.1, 2.1, "1"],
+    "repetition_penalty": [0, -1, 2.1, "1"],
+    "logit_bias": [{"5": 101}, {"5": -101}, {"5": "1"}, {"x": 1}, {"-1": 1}, {"1000": 1}, [5]],
+    "allowed_token_ids": [[1000], [-1], ["a"], 5, [True]],
+    "bad_words": [[""], [" "], [5], "x", ["x" * 1025], ["x"] * 129],
+    "truncate_prompt_tokens": [0, -2, 2049, "5", 1.5, True],
+    "return_token_ids": [1, "yes"],
+    "return_tokens_as_token_ids": [1, "yes"],
+    "request_id": ["", "a b", "\n", "\u00e9", "x" * 129, 5],
     "stop": ["", [""], ["a", ""], [5], 5, {}, ["x"] * 17, "x" * 1025],
     "stop_token_ids": [[99999999], [-1], ["a"], [[]], [True], 5, [10**30]],
     "min_tokens": [-1, "1", 17],
@@ -199,7 +213,133 @@ def test_chat_limits() -> None:
     assert chat(max_tokens=5).params.max_tokens == 5
     assert chat(max_completion_tokens=6).params.max_tokens == 6
     assert chat(max_tokens=5, max_completion_tokens=6).params.max_tokens == 6
-    assert refusal(ChatBody, {"messages": CHAT, "max_completion_tokens": 0})
+    for limits in ({"max_completion_tokens": 0}, {"max_completion_tokens": 0, "max_tokens": 5}):
+        error = refusal(ChatBody, {"messages": CHAT, "echo": True, **limits})
+        assert error.failure.param == "max_completion_tokens"
+
+
+def test_logprobs() -> None:
+    plain = completion()
+    assert (plain.params.logprobs, plain.tell) == (None, Tell())
+    asked = completion(logprobs=0, prompt_logprobs=3)
+    assert (asked.params.logprobs, asked.params.prompt_logprobs) == (0, 3)
+    assert asked.tell == Tell(logprobs=0, prompt_logprobs=3)
+    assert not asked.params.echo
+    chatted = chat(logprobs=True, top_logprobs=20)
+    assert (chatted.params.logprobs, chatted.tell) == (20, Tell(logprobs=20))
+    assert chat(logprobs=True).params.logprobs == 0
+    assert chat(logprobs=False).params.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"top_logprobs": 1, "logprobs": False}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21, "stream": True}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "echo": True}, "max_tokens"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"suffix": "x"}, "suffix"),
+    ],
+)
+def test_fields_of_chats_that_do_not_go_together(fields: dict[str, Any], param: str) -> None:
+    """R026, R038"""
+    assert refusal(ChatBody, {"messages": CHAT, **fields}).failure.param == param
+
+
+def test_echo() -> None:
+    """R011: 0 tokens are for a prompt that is echoed."""
+    echoed = completion(echo=True, logprobs=2, prompt_logprobs=5, max_tokens=0)
+    assert (echoed.params.echo, echoed.params.max_tokens) == (True, 0)
+    assert (echoed.params.logprobs, echoed.params.prompt_logprobs) == (2, 5)
+    assert echoed.tell == Tell(logprobs=2, of_prompt=True, prompt_logprobs=5)
+    assert completion(echo=True).params.prompt_logprobs is None
+    continued = chat(echo=True, logprobs=True)
+    assert not continued.params.echo  # the gateway knows that text
+    assert continued.tell == Tell(logprobs=0)
+
+
+def test_the_most_logprobs_are_a_setting() -> None:
+    raw = json.dumps({"prompt": "hi", "logprobs": 5}).encode()
+    for most, allowed in ((4, False), (5, True)):
+        context = replace(CONTEXT, max_logprobs=most)
+        try:
+            parse(CompletionBody, raw).to_request(context)
+        except ApiError as error:
+            assert not allowed and "4" in error.failure.message
+        else:
+            assert allowed
+
+
+def test_what_changes_the_logits() -> None:
+    params = completion(
+        presence_penalty=-2,
+        frequency_penalty=2,
+        repetition_penalty=1.5,
+        logit_bias={"5": -100, "007": 0.5},
+        allowed_token_ids=[9, 3, 9],
+        bad_words=["x", " y z"],
+    ).params
+    assert (params.presence_penalty, params.frequency_penalty) == (-2.0, 2.0)
+    assert params.repetition_penalty == 1.5
+    assert params.logit_bias == [LogitBias(5, -100.0), LogitBias(7, 0.5)]
+    assert list(params.allowed_token_ids) == [3, 9]
+    assert params.bad_words == ["x", " y z"]
+    assert completion(logit_bias={}, allowed_token_ids=[], bad_words=[]) == completion()
+
+
+def test_best_of() -> None:
+    request = completion(prompt=["a", "b"], n=2, best_of=5)
+    assert (request.n, request.samples, request.size) == (2, 5, 10)
+    assert (request.params.logprobs, request.tell.logprobs) == (0, None)  # to rank them
+    assert completion(n=2, best_of=2, stream=True).params.logprobs is None
+    assert completion(best_of=2, logprobs=3).params.logprobs == 3
+
+
+def test_truncation() -> None:
+    for prompt in ("a b c", [1, 2, 3], ["a", "b"]):
+        request = completion(prompt=prompt, truncate_prompt_tokens=2)
+        assert {one.truncate_to for one in request.prompts} == {2}
+    assert chat(truncate_prompt_tokens=5).prompts[0].truncate_to == 5
+    assert completion(truncate_prompt_tokens=-1, max_tokens=48).prompts[0].truncate_to == 2000
+    assert chat(truncate_prompt_tokens=-1).prompts[0].truncate_to == 2047
+    assert completion().prompts[0].truncate_to is None
+
+
+def test_templates_of_requests() -> None:
+    raw = json.dumps(
+        {
+            "messages": CHAT,
+            "chat_template": "{{ mood }}",
+            "chat_template_kwargs": {"mood": "glad", "deep": {"a": [None]}},
+        }
+    ).encode()
+    trusting = replace(CONTEXT, trust_chat_template=True)
+    made = parse(ChatBody, raw).to_request(trusting).prompts[0].chat
+    assert made is not None
+    assert json.loads(made) == {
+        "mood": "glad",
+        "deep": {"a": [None]},
+        "messages": CHAT,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "chat_template": "{{ mood }}",
+    }
+    with pytest.raises(ApiError) as caught:
+        parse(TokenizeBody, raw).to_prompt(CONTEXT)
+    assert caught.value.failure.param == "chat_template"
 
 
 def test_chat_prompt() -> None:
@@ -239,9 +379,9 @@ def test_unsupported_fields_are_refused_unless_neutral(name: str) -> None:
 
 
 def test_neutral_values_are_told_apart_by_type() -> None:
-    """`logprobs: 0` asks for the chosen token's; it only compares equal to false."""
-    assert refusal(CompletionBody, {"prompt": "hi", "logprobs": 0}).failure.param == "logprobs"
-    assert refusal(CompletionBody, {"prompt": "hi", "echo": 0}).failure.param == "echo"
+    """0 only compares equal to false."""
+    body = {"prompt": "hi", "use_beam_search": 0}
+    assert refusal(CompletionBody, body).failure.param == "use_beam_search"
 
 
 @pytest.mark.parametrize(
@@ -261,7 +401,9 @@ def test_every_field_of_the_official_client_is_known(
 
 
 def test_unknown_fields_are_ignored() -> None:
-    body = parse(CompletionBody, b'{"prompt":"hi","frobnicate":{"a":1},"user":"me","echo":false}')
+    body = parse(
+        CompletionBody, b'{"prompt":"hi","frobnicate":{"a":1},"user":"me","top_logprobs":0}'
+    )
     assert unknown_fields(body.extra) == ["frobnicate"]
 
 
@@ -283,13 +425,13 @@ def test_refusals_are_short() -> None:
 
 def test_several_faults_are_told_together_but_not_all() -> None:
     message = refusal(CompletionBody, {"n": 0, "seed": "a", "top_p": 7, "stop": 5}).failure.message
-    assert "n:" in message
+    assert "seed:" in message
     assert "and 2 more" in message
 
 
 def test_tokenize_bodies() -> None:
     def prompt(**body: Any) -> Prompt:
-        return parse(TokenizeBody, json.dumps(body).encode()).to_prompt()
+        return parse(TokenizeBody, json.dumps(body).encode()).to_prompt(CONTEXT)
 
     assert prompt(prompt="a") == Prompt(text="a", add_special_tokens=True)
     assert prompt(prompt="a", add_special_tokens=False) == Prompt("a", add_special_tokens=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,12 +13,17 @@ from hypothesis import strategies as st
 from services.gateway.collector import Change, Choice
 from services.gateway.dialects.chat import ChatShape
 from services.gateway.dialects.completion import CompletionShape
+from services.gateway.logprobs import as_key, completion_logprobs
 from services.gateway.request import GenerationRequest
-from services.gateway.shape import ChoiceShape, quote, usage_of
+from services.gateway.shape import Shape, quote, usage_of
 from shared.messages import Failure, Finished, Prompt
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, RequestId
 
+SHAPES: list[Callable[[GenerationRequest], Shape]] = [
+    lambda request: CompletionShape(request, completion_logprobs, as_key),
+    ChatShape,
+]
 CHARACTERS = st.characters(codec="utf-8")
 TEXT = st.text(CHARACTERS)
 LINE_ENDS = st.sampled_from(["\r", "\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"])
@@ -42,10 +48,14 @@ def test_quoted_text_is_json_on_one_line(text: str) -> None:
     assert len(quoted.splitlines()) == 1
 
 
-@pytest.mark.parametrize("shape", [CompletionShape, ChatShape])
+@pytest.mark.parametrize("shape", SHAPES)
 @given(st.integers(0, 200), TEXT, st.none() | st.integers() | TEXT, st.booleans())
 def test_events(
-    shape: type[ChoiceShape], index: int, text: str, stop_reason: str | int | None, usage: bool
+    shape: Callable[[GenerationRequest], Shape],
+    index: int,
+    text: str,
+    stop_reason: str | int | None,
+    usage: bool,
 ) -> None:
     writer = shape(request(usage=usage))
     choices = [Choice()]
