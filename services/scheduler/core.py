@@ -201,6 +201,7 @@ class SchedulerCore:
         known, counters, prefixes = self._by_handle, self.counters, self._planner.prefixes
         block_size, unplanned = prefixes.block_size, result.iteration > 0
         tenants = []  # one for each token
+        hidden = 0  # tokens that only end their sequence
         for handle, position, token, finish in zip(
             result.handles, result.positions, result.token_ids, result.finishes, strict=True
         ):
@@ -219,9 +220,10 @@ class SchedulerCore:
             if position // block_size > sequence.num_registered and sequence.slot != NO_SLOT:
                 prefixes.register(sequence, position)
             if finish:  # any FinishReason but NONE
+                hidden += sequence.asked.hidden_tokens
                 self._drop(sequence)
         counters.late_tokens += len(result.handles) - len(tenants)
-        counters.generation_tokens += len(tenants)
+        counters.generation_tokens += len(tenants) - hidden
         for tenant, tokens in Counter(tenants).items():
             self.waiting.served(tenant, output_tokens=tokens)
 
@@ -229,10 +231,10 @@ class SchedulerCore:
         """`max_tokens` set to a number, or why so long a request can never be served."""
         assert self._planner is not None
         needed = generated + 1 if max_tokens is None else max_tokens
-        if prompt < 1 or needed < 1:
-            return Failure(400, "a request needs a prompt, and a token or more to generate")
+        if prompt < 1 or needed < 0:
+            return Failure(400, "a request needs a prompt, and no less than 0 tokens to generate")
         room = self._planner.max_length - prompt
-        if needed > room:
+        if needed > room or prompt > self._planner.max_tokens_held:
             return Failure(
                 400,
                 f"a sequence can have {self._planner.max_length} tokens here (the KV cache holds"

@@ -21,8 +21,8 @@ class Prefixes:
 
     def find(self, sequence: Sequence) -> list[int]:
         """The blocks that hold its beginning; takes none of them."""
-        if not self._enabled:
-            return []
+        if not self._enabled or sequence.asked.prompt_logprobs is not None:
+            return []  # what is to be told of a prompt's tokens comes of computing them
         digests = self._chain(sequence).reusable(sequence.num_tokens)
         return self._pool.lookup(digests)
 

@@ -71,9 +71,9 @@ class Sequence:
         return self.num_tokens == self.num_computed + 1 and self.num_computed >= self.num_prompt
 
     def limit(self, max_tokens: int) -> None:
-        """Let it generate no more than so many tokens."""
+        """Let it generate no more than so many tokens; of 0, one is sampled that ends it."""
         self.max_tokens = max_tokens
-        self.num_inputs = self.num_prompt + max_tokens - 1
+        self.num_inputs = self.num_prompt + max(max_tokens, 1) - 1
 
     def blocks_needed(self, num_tokens: int, block_size: int) -> int:
         """Blocks missing for the KV of the first `num_tokens` tokens."""

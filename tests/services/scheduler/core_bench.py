@@ -32,6 +32,7 @@ options = st.fixed_dictionaries(
         "tenant": st.sampled_from(["", "a", "b"]),
         "priority": st.integers(-1, 1),
         "cache_salt": st.sampled_from(["", "", "salt"]),
+        "prompt_logprobs": st.sampled_from([None, None, 1]),
     }
 )
 
@@ -48,9 +49,15 @@ def submit(
     tenant: str = "",
     priority: int = 0,
     cache_salt: str = "",
+    prompt_logprobs: int | None = None,
 ) -> Submit:
     """Its prompt is `first`, `first` + 1, ...; of equal `first`, one begins with the other."""
-    params = SamplingParams(seed=seed, max_tokens=max_tokens, ignore_eos=ignore_eos)
+    params = SamplingParams(
+        seed=seed,
+        max_tokens=max_tokens,
+        ignore_eos=ignore_eos,
+        prompt_logprobs=prompt_logprobs,
+    )
     ids = int32s(range(first, first + prompt))
     return Submit(RequestId(name), ids, params, route, tenant, priority, cache_salt)
 

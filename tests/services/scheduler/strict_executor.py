@@ -24,6 +24,8 @@ def token_of(params: SamplingParams, position: int) -> int:
 
 def finish_of(params: SamplingParams, prompt_tokens: int, position: int) -> FinishReason:
     assert params.max_tokens is not None
+    if params.hidden_tokens:
+        return FinishReason.LENGTH
     if not params.ignore_eos and token_of(params, position) % STOP_EVERY == 0:
         return FinishReason.STOP
     if position - prompt_tokens + 1 == params.max_tokens:
@@ -92,7 +94,9 @@ class StrictExecutor:
         assert entering.handle not in {o.entered.handle for o in self.slots.values()}
         assert params.max_tokens is not None
         assert 1 <= entering.prompt_tokens <= length
-        assert length < entering.prompt_tokens + params.max_tokens <= self.capacity.max_model_len
+        room = entering.prompt_tokens + params.max_tokens
+        assert length < room + params.hidden_tokens
+        assert room <= self.capacity.max_model_len
         for position in range(entering.prompt_tokens, length):
             assert entering.token_ids[position] == token_of(params, position)
             assert not finish_of(params, entering.prompt_tokens, position)
@@ -142,6 +146,7 @@ class StrictExecutor:
         block_size = self.capacity.block_size
         if occupant.computed is None:
             assert start % block_size == 0, "only whole blocks are shared"
+            assert start == 0 or occupant.entered.params.prompt_logprobs is None, "some untold"
         else:
             assert start == occupant.computed, "rows of a sequence follow one another"
         assert 1 <= count <= occupant.known - start

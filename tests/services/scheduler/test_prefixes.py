@@ -33,6 +33,14 @@ def test_a_prompt_that_was_there_before_is_found(spare: int) -> None:
     assert_idle(bench.core)
 
 
+def test_a_prompt_whose_tokens_are_to_be_told_of_is_computed_and_found_by_others() -> None:
+    bench = Bench()
+    assert cached(bench, "first", 21, prompt_logprobs=0) == 0
+    assert cached(bench, "second", 21) == 20
+    assert cached(bench, "third", 21, prompt_logprobs=0) == 0
+    assert cached(bench, "fourth", 21) == 20
+
+
 def test_a_prompt_is_found_while_another_runs_with_it() -> None:
     bench = Bench()
     first = bench.submit("first", 13, 20)

@@ -57,7 +57,7 @@ class RunAhead(RuleBasedStateMachine):
         self.executor = StrictExecutor(capacity, ahead=True)
         assert self.core.connect(capacity) == []
 
-    @rule(prompt=st.integers(1, 12), max_tokens=st.integers(1, 30), options=options)
+    @rule(prompt=st.integers(1, 12), max_tokens=st.integers(0, 30), options=options)
     def submit(self, prompt: int, max_tokens: int, options: dict[str, Any]) -> None:
         self.made += 1
         name = f"r{self.made}"
@@ -126,7 +126,7 @@ class RunAhead(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "core"):
             return
-        needed = sum(s.num_prompt + s.max_tokens for s in self.live.values())
+        needed = sum(s.num_prompt + s.max_tokens + 1 for s in self.live.values())
         for _ in range(60 + 4 * needed * (1 + len(self.live))):
             if not self.live:
                 break

@@ -64,12 +64,34 @@ def test_the_context_bounds_a_request_too() -> None:
     assert bench.refuse("d", 100, None).status == 400
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 5), (0, None), (5, 0), (5, -3)])
+@pytest.mark.parametrize(("prompt", "max_tokens"), [(0, 5), (0, None), (0, 0), (5, -3)])
 def test_a_request_with_nothing_to_do_is_refused(prompt: int, max_tokens: int | None) -> None:
     bench = Bench()
     assert bench.refuse("a", prompt, max_tokens).status == 400
     bench.submit("b")
     bench.run()
+
+
+@pytest.mark.parametrize("prompt", [1, 5, 64])
+def test_a_prompt_alone_may_fill_the_context(prompt: int) -> None:
+    bench = Bench(num_blocks=16, max_model_len=64)
+    sequence = bench.submit("a", prompt, 0)
+    bench.run()
+    assert bench.ended == ["a"]
+    assert bench.executor.computed == prompt
+    assert len(sequence.token_ids) == prompt + 1  # the one that ended it
+    counters = bench.core.counters
+    assert (counters.prompt_tokens, counters.generation_tokens) == (prompt, 0)
+    assert bench.refuse("b", 65, 0).status == 400
+    assert_idle(bench.core)
+
+
+def test_a_prompt_alone_must_fit_into_the_cache() -> None:
+    bench = Bench(num_blocks=4, max_model_len=64)
+    bench.submit("a", 16, 0)
+    bench.run()
+    assert "16" in bench.refuse("b", 17, 0).message
+    assert bench.submit("c", 16, 1).max_tokens == 1
 
 
 @pytest.mark.parametrize("bad", [-1, CAPACITY.vocab_size])

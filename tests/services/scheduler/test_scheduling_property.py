@@ -184,7 +184,7 @@ class Scheduling(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.executor is None:
             self.connect(CAPACITY_AT_THE_END)
-        limit = 20 + sum(s.num_prompt + s.max_tokens for s in self.live.values()) * (
+        limit = 20 + sum(s.num_prompt + s.max_tokens + 1 for s in self.live.values()) * (
             1 + len(self.live)
         )
         for _ in range(limit):
@@ -215,8 +215,8 @@ class Scheduling(RuleBasedStateMachine):
         if len(self.live) >= capacity.max_num_seqs + MAX_QUEUE:
             return 429
         tokens = 1 if max_tokens is None else max_tokens
-        fits = prompt + tokens - 1 <= capacity.num_blocks * capacity.block_size
-        if prompt < 1 or tokens < 1 or not fits or prompt + tokens > capacity.max_model_len:
+        fits = prompt + max(tokens, 1) - 1 <= capacity.num_blocks * capacity.block_size
+        if prompt < 1 or not fits or prompt + tokens > capacity.max_model_len:
             return 400
         return None
 
