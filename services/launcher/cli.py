@@ -14,6 +14,7 @@ from shared.types import ServiceName
 USAGE = f"""\
 usage: headrace serve [MODEL] [flags]   a whole mesh on this machine
        headrace prepare [MODEL]         fetch or convert a model, print its directory
+       headrace batch INPUT -o OUTPUT   answer a file of requests
        headrace trace [flags]           save what a running mesh just did, as a timeline
        headrace SERVICE [flags]         one service instance, for containers
        headrace --version
@@ -36,6 +37,10 @@ def run(words: Sequence[str]) -> int:
             return serve(rest)
         case ["prepare", *rest] if len(rest) < 2 and not any(w.startswith("-") for w in rest):
             return _prepare(*rest)
+        case ["batch", *rest]:
+            from services.batch.command import batch
+
+            return batch(rest)
         case ["trace", *rest]:
             from services.launcher.trace import trace
 
