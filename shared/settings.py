@@ -184,6 +184,9 @@ class Settings:
         at_least=1,
         at_most=65535,
     )
+    mesh_keys: str | None = _setting(
+        None, "directory with the keys of a mesh over TCP, made by `headrace keys`", *EVERY
+    )
     allow_plain_tcp: bool = _setting(
         False, "let the mesh use TCP without encryption or authentication", *EVERY
     )

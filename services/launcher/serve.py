@@ -125,7 +125,8 @@ def _greeting(url: str, settings: Settings, seconds: float) -> str:
         place, target = url, f"--unix-socket {shlex.quote(settings.uds)} http://localhost"
     return (
         f"headrace: ready after {seconds:.1f} s at {place}, model {model}\n"
-        f"Try:\n  curl {unverified}{target}/v1/chat/completions {key}-H 'Content-Type: application/json' \\\n"
+        f"Try:\n  curl {unverified}{target}/v1/chat/completions {key}"
+        "-H 'Content-Type: application/json' \\\n"
         f"    -d {shlex.quote(body)}"
     )
 

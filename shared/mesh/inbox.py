@@ -11,6 +11,7 @@ from collections.abc import Callable
 import zmq
 
 from shared.codec import MAX_FRAME_BYTES
+from shared.mesh.curve import MeshKeys
 
 HIGH_WATER_MARK = 8192  # frames; reached, the sender's own queue fills next
 DRAIN_LIMIT = 128  # frames handled before other callbacks of the loop get their turn
@@ -30,6 +31,7 @@ class Inbox:
         endpoint: str,
         on_frame: Callable[[bytes], None],
         on_late: Callable[[float], None],
+        keys: MeshKeys | None = None,
     ) -> None:
         _refuse_taken(endpoint)
         self._on_frame = on_frame
@@ -38,6 +40,8 @@ class Inbox:
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        if keys is not None:
+            keys.protect_inbox(self._socket)
         self._socket.bind(endpoint)
         self._more = False  # a turn of `_drain` is due
         self._loop = asyncio.get_running_loop()

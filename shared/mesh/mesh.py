@@ -12,6 +12,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from shared.codec import MAX_FRAME_BYTES, BadFrame, Identity, decode, encode
+from shared.mesh.curve import Gatekeeper
 from shared.mesh.inbox import Inbox
 from shared.mesh.metrics import MeshMetrics
 from shared.mesh.peer import Peer
@@ -51,8 +52,10 @@ class Mesh:
         self._handle, self._joined, self._lost = handle, joined, lost
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
+            keys = self._address.keys
+            self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
             self._inbox = Inbox(
-                self._context, self._address.bind, self._on_frame, self._metrics.late
+                self._context, self._address.bind, self._on_frame, self._metrics.late, keys
             )
         except zmq.ZMQError:
             self._context.destroy(linger=0)
@@ -65,6 +68,8 @@ class Mesh:
                 peer.close()
             peers.clear()
         self._inbox.close()
+        if self._gatekeeper is not None:
+            self._gatekeeper.close()
         self._context.destroy(linger=0)
         self._address.leave()
 
@@ -123,7 +128,7 @@ class Mesh:
             else:
                 del self._peers[service][name]  # the next look tries again
 
-        return Peer(self._context, endpoint, on_joined, on_ended)
+        return Peer(self._context, endpoint, on_joined, on_ended, self._address.keys)
 
     def _lose(self, service: ServiceName, name: str, reason: str) -> None:
         self._unlink(service, name, reason)

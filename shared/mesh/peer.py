@@ -8,6 +8,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from shared.mesh.curve import MeshKeys
 from shared.types import Incarnation
 
 HIGH_WATER_MARK = 8192  # frames; a peer that lets this many lie is as good as dead
@@ -29,6 +30,7 @@ class Peer:
         endpoint: str,
         on_joined: Callable[[], None],
         on_ended: Callable[[bool], None],  # told whether it had joined
+        keys: MeshKeys | None = None,
     ) -> None:
         self.live = False
         self.incarnation: Incarnation | None = None  # who speaks under its name, once it has
@@ -41,6 +43,8 @@ class Peer:
         self._socket.set(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
         self._socket.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        if keys is not None:
+            keys.protect_peer(self._socket)
         self._monitor = self._socket.get_monitor_socket(
             zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
         )

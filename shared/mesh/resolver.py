@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from shared.mesh.curve import MeshKeys
 from shared.settings import BadSetting, Settings
 from shared.types import ServiceName
 
@@ -96,6 +97,7 @@ class MeshAddress:
     name: str
     bind: str
     resolver: Resolver
+    keys: MeshKeys | None = None  # None: links are neither encrypted nor authenticated
 
     @classmethod
     def from_settings(cls, service: ServiceName, settings: Settings) -> MeshAddress:
@@ -109,14 +111,18 @@ class MeshAddress:
             return cls(name, directory.endpoint(name), directory)
         if kind not in ("dns", "static"):
             raise BadSetting("--mesh: give ipc:DIRECTORY, dns or static:SERVICE=HOST:PORT,...")
-        if not settings.allow_plain_tcp:
-            raise BadSetting("--mesh: TCP is not encrypted yet; --allow-plain-tcp accepts that")
+        if (settings.mesh_keys is None) != settings.allow_plain_tcp:
+            raise BadSetting(
+                "--mesh: over TCP it needs either --mesh-keys (`headrace keys` makes them), or"
+                " --allow-plain-tcp, which lets anybody in who can reach it"
+            )
+        keys = None if settings.mesh_keys is None else MeshKeys.load(Path(settings.mesh_keys))
         port = settings.mesh_port or DEFAULT_PORTS[service]
         resolver = Dns(f".{rest}" if rest else "") if kind == "dns" else _static_list(rest)
         name = f"{_advertised(settings.mesh_host)}:{port}"
         if isinstance(resolver, StaticList) and name not in resolver.addresses.get(service, ()):
             raise BadSetting(f"--mesh: this {service} is {name}, which is not in the list")
-        return cls(name, f"tcp://{settings.mesh_host}:{port}", resolver)
+        return cls(name, f"tcp://{settings.mesh_host}:{port}", resolver, keys)
 
     def leave(self) -> None:
         """Unlink the inbox: libzmq leaves the file of an ipc socket behind."""

@@ -83,14 +83,24 @@ class IpcMembers:
 class TcpMembers:
     """Makes members of one mesh on 127.0.0.1, each on a port of its own."""
 
-    def __init__(self, ports: dict[ServiceName, list[int]]) -> None:
+    def __init__(self, ports: dict[ServiceName, list[int]], keys: Path | None = None) -> None:
         self._ports = ports
+        self._security: dict[str, Any] = {"allow_plain_tcp": True}
+        if keys is not None:
+            self._security = {"mesh_keys": str(keys)}
         addresses = [f"{name}=127.0.0.1:{port}" for name in ports for port in ports[name]]
         self._mesh = "static:" + ",".join(addresses)
 
+    def with_keys(self, keys: Path) -> TcpMembers:
+        """Of the same places, but with these keys."""
+        return TcpMembers(self._ports, keys)
+
+    def endpoint(self, service: ServiceName) -> str:
+        return f"tcp://127.0.0.1:{self._ports[service][0]}"
+
     def __call__(self, service: ServiceName, *talks_to: ServiceName, index: int = 0) -> Member:
         port = self._ports[service][index]
-        settings = Settings(mesh=self._mesh, mesh_port=port, allow_plain_tcp=True)
+        settings = Settings(mesh=self._mesh, mesh_port=port, **self._security)
         return Member(MeshAddress.from_settings(service, settings), service, *talks_to)
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shared.mesh import MeshAddress
+from shared.mesh.curve import MeshKeys, make_keys
 from shared.mesh.resolver import IPC_PATH_LIMIT, Dns
 from shared.settings import BadSetting, Settings
 from shared.types import ServiceName
@@ -100,8 +102,32 @@ def test_each_mistake_gets_one_clear_line(mesh: str, line: str) -> None:
 
 @pytest.mark.parametrize("mesh", ["dns", "static:scheduler=127.0.0.1:7103"])
 def test_plain_tcp_needs_a_switch(mesh: str) -> None:
-    with pytest.raises(BadSetting, match="--allow-plain-tcp accepts that"):
+    with pytest.raises(BadSetting, match="--allow-plain-tcp, which lets anybody in"):
         MeshAddress.from_settings(SCHEDULER, Settings(mesh=mesh))
+
+
+def test_keys_are_read_before_anything_is_bound(tmp_path: Path) -> None:
+    def given(**settings: Any) -> Settings:
+        return Settings(mesh="dns", mesh_keys=str(tmp_path), **settings)
+
+    with pytest.raises(BadSetting, match="cannot be read"):
+        MeshAddress.from_settings(SCHEDULER, given())
+    file = make_keys(tmp_path)
+    own = MeshAddress.from_settings(SCHEDULER, given())
+    assert own.keys == MeshKeys.load(tmp_path)
+    assert own.keys is not None
+    assert own.keys.secret.decode() not in repr(own)
+    with pytest.raises(BadSetting, match="either --mesh-keys"):
+        MeshAddress.from_settings(SCHEDULER, given(allow_plain_tcp=True))
+    with pytest.raises(FileExistsError):
+        make_keys(tmp_path)
+    file.chmod(0o644)
+    with pytest.raises(BadSetting, match="others can read"):
+        MeshAddress.from_settings(SCHEDULER, given())
+    (tmp_path / "mesh.key_secret").write_text("nothing")
+    file.chmod(0o600)
+    with pytest.raises(BadSetting, match="cannot be read"):
+        MeshAddress.from_settings(SCHEDULER, given())
 
 
 def test_leaving_unlinks_the_own_inbox_only(run_directory: Path) -> None:
