@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import NoReturn
 
 from shared.service import EXIT_BAD_SETTING
@@ -16,6 +17,7 @@ usage: headrace serve [MODEL] [flags]   a whole mesh on this machine
        headrace prepare [MODEL]         fetch or convert a model, print its directory
        headrace batch INPUT -o OUTPUT   answer a file of requests
        headrace trace [flags]           save what a running mesh just did, as a timeline
+       headrace keys DIRECTORY          make the keys of a mesh over TCP
        headrace SERVICE [flags]         one service instance, for containers
        headrace --version
 
@@ -45,6 +47,8 @@ def run(words: Sequence[str]) -> int:
             from services.launcher.trace import trace
 
             return trace(rest)
+        case ["keys", directory] if not directory.startswith("-"):
+            return _make_keys(directory)
         case [name, *rest] if name in set(ServiceName):
             module = f"services.{name.replace('-', '_')}"
             os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
@@ -65,5 +69,16 @@ def _prepare(model: str = "") -> int:
         print(prepare_model(model, lambda line: print(line, file=sys.stderr, flush=True)))
     except ModelError as error:
         print(f"headrace prepare: {error}", file=sys.stderr)
+        return EXIT_BAD_SETTING
+    return 0
+
+
+def _make_keys(directory: str) -> int:
+    from shared.mesh.curve import make_keys
+
+    try:
+        print(f"{make_keys(Path(directory))}: give every instance --mesh-keys with a copy of it")
+    except OSError as error:
+        print(f"headrace keys: {error}", file=sys.stderr)
         return EXIT_BAD_SETTING
     return 0
