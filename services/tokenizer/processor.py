@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.tokenizer.chat import ChatError, ChatTemplate
 from services.tokenizer.encoder import Encoder
+from shared.chat_template import ChatError, ChatTemplate
 from shared.messages import (
     Decode,
     Decoded,
@@ -113,6 +113,8 @@ class InputProcessor:
             if isinstance(ids, Refusal):
                 raise ids
             self._check_ids(ids, _param(question))
+            if not isinstance(question, Decode):
+                ids = self._truncated(ids, question.prompt.truncate_to)
             match question:
                 case Decode():
                     return Decoded(question.request_id, self._encoder.decode(ids))
@@ -132,7 +134,7 @@ class InputProcessor:
         return Submit(
             question.request_id,
             ids,
-            self._with_stop_ids(params),
+            self._settled(params),
             question.route,
             tenant=question.tenant,
             priority=question.priority,
@@ -159,13 +161,47 @@ class InputProcessor:
             )
         raise Refusal(message, param, "context_length_exceeded")
 
-    def _with_stop_ids(self, params: SamplingParams) -> SamplingParams:
-        """A special token is no text, so as a stop string it can only be found by its id."""
+    def _truncated(self, ids: Int32s, length: int | None) -> Int32s:
+        if length is None:
+            return ids
+        limit, param = self._model.max_model_len, "truncate_prompt_tokens"
+        if not 1 <= length <= limit:
+            raise Refusal(f"{param}: must be from 1 to {limit}, the context length.", param)
+        return ids[-length:]
+
+    def _settled(self, params: SamplingParams) -> SamplingParams:
+        """With what follows from the parameters and the model together."""
+        # A special token is no text, so as a stop string it can only be found by its id.
         ids = [self._special_tokens[stop] for stop in params.stop if stop in self._special_tokens]
         new = [one for one in ids if one not in params.stop_token_ids]
-        if not new:
-            return params
-        return replace(params, stop_token_ids=int32s([*params.stop_token_ids, *new]))
+        if new:
+            params = replace(params, stop_token_ids=int32s([*params.stop_token_ids, *new]))
+        if params.bad_words:
+            params = replace(params, bad_word_ids=self._bad_word_ids(params.bad_words))
+        if params.grammar is not None:  # it alone says when an answer may end, and when it must
+            params = replace(params, ignore_eos=False, min_tokens=0)
+        return params
+
+    def _bad_word_ids(self, words: Sequence[str]) -> list[Int32s]:
+        """The ids of each word at the beginning of a text, and of it after a space."""
+        plain = [_valid(word.lstrip(), "bad_words") for word in words]
+        if not all(plain):
+            raise Refusal("bad_words: a word has no text.", "bad_words")
+        texts = [text for word in plain for text in (word, f" {word}")]
+        try:
+            columns = self._encoder.encode(texts, add_special_tokens=False)
+        except ValueError as error:
+            raise Refusal(f"bad_words cannot be tokenized: {error}", "bad_words") from error
+        pairs = zip(columns[::2], columns[1::2], strict=True)
+        found = [column for first, spaced in pairs for column in _apart(first, spaced)]
+        for ids in found:
+            self._check_ids(ids, "bad_words")
+        return found
+
+
+def _apart(first: Int32s, spaced: Int32s) -> list[Int32s]:
+    """Only one of them if the other ends with it, and so can never come without it."""
+    return [first] if spaced[-len(first) :] == first else [first, spaced]
 
 
 def _param(question: Question) -> str:

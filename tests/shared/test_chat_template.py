@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from services.tokenizer.chat import ChatError, ChatTemplate
 from services.tokenizer.encoder import Encoder
+from shared.chat_template import ChatError, ChatTemplate
 from shared.model import read_model_info
 
 SPECIALS = {"bos_token": "<s>", "eos_token": "</s>"}
