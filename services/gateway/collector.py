@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from services.gateway.errors import fault, of_failure
-from services.gateway.tokens import Token, read_details
+from services.gateway.tokens import Span, Token, read_tokens
 from shared.messages import Failure, Finished, TokenDetails
 from shared.types import FinishReason
 
@@ -34,7 +34,7 @@ class Choice:
     waiting: list[str] = field(default_factory=list)
     told: bool = False  # of any token
     known_tokens: int = 0  # the position of the next one to be told of
-    waiting_tokens: list[Token] = field(default_factory=list)
+    waiting_spans: list[Span] = field(default_factory=list)
     finished: Finished | None = None
     ended: bool = False  # its last change was taken
 
@@ -46,7 +46,11 @@ class Change:
     index: int
     text: str
     finished: Finished | None
-    tokens: list[Token] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[Token]:
+        return read_tokens(self.spans)
 
 
 class Collector:
@@ -102,11 +106,12 @@ class Collector:
         if known < 0:
             self.fail(fault("Some tokens of the answer were lost."))
             return
-        tokens = read_details(details)[known:]
-        choice.waiting_tokens += tokens
-        choice.known_tokens += len(tokens)
-        self._add_lag(sum(len(token.piece) for token in tokens))
-        self._news.set()
+        new = len(details.token_ids) - known
+        if new > 0:
+            choice.waiting_spans.append(Span(details, known))
+            choice.known_tokens += new
+            self._add_lag(sum(map(len, details.pieces[known:])))
+            self._news.set()
 
     def finish(self, index: int, finished: Finished) -> None:
         choice = self.choices[index]
@@ -160,11 +165,11 @@ class Collector:
         found = []
         for index, choice in enumerate(self.choices):
             ends = choice.finished is not None and not choice.ended
-            if choice.waiting or choice.waiting_tokens or ends:
-                text, tokens = "".join(choice.waiting), choice.waiting_tokens
-                found.append(Change(index, text, choice.finished, tokens))
+            if choice.waiting or choice.waiting_spans or ends:
+                text, spans = "".join(choice.waiting), choice.waiting_spans
+                found.append(Change(index, text, choice.finished, spans))
                 choice.waiting.clear()
-                choice.waiting_tokens = []
+                choice.waiting_spans = []
                 choice.ended = choice.finished is not None
         self._lag = 0
         return found
@@ -175,7 +180,7 @@ class Collector:
             self.too_slow = True
             for choice in self.choices:
                 choice.waiting.clear()
-                choice.waiting_tokens.clear()
+                choice.waiting_spans.clear()
             message = f"The client is more than {self._max_lag} characters behind."
             self.fail(Failure(HTTPStatus.REQUEST_TIMEOUT, message, code="client_too_slow"))
 

@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.best_of import best_of
 from services.gateway.body import parse
+from services.gateway.collector import Change
 from services.gateway.connection import read_json, unless_client_leaves
 from services.gateway.dialect import DialectBody
 from services.gateway.errors import ApiError, ClientLeft
@@ -25,7 +26,7 @@ from services.gateway.middleware import name_request
 from services.gateway.parts import Parts
 from services.gateway.request import GenerationRequest
 from services.gateway.shape import FINISH_REASONS, Answer, Shape, usage_of
-from services.gateway.tokens import Token
+from services.gateway.tokens import Span, read_tokens
 from shared.messages import Failure
 
 STREAM_HEADERS = [
@@ -36,6 +37,7 @@ STREAM_HEADERS = [
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment: clients skip it
 KEEP_ALIVE_SECONDS = 10.0
 LOGGED_NAMES = 10
+MANY_PAIRS = 1000  # tokens and alternatives whose events, some milliseconds, a thread writes
 
 
 class GenerationEndpoint:
@@ -130,24 +132,23 @@ class _Exchange:
 
     async def _whole(self) -> Response:
         texts = [""] * self._request.size
-        tokens: list[list[Token]] = [[] for _ in texts]
+        spans: list[list[Span]] = [[] for _ in texts]
         while changes := await self._collector.changes():
             for change in changes:
                 texts[change.index] += change.text
-                tokens[change.index] += change.tokens
-        columns = zip(self._collector.choices, texts, tokens, strict=True)
+                spans[change.index] += change.spans
+        if any(spans):
+            return await asyncio.to_thread(self._render, texts, spans)
+        return self._render(texts, spans)
+
+    def _render(self, texts: list[str], spans: list[list[Span]]) -> Response:
+        choices = self._collector.choices
         answers = [
-            Answer(choice.finished, choice.prompt_tokens, text, told)
-            for choice, text, told in columns
+            Answer(choice.finished, choice.prompt_tokens, text, read_tokens(told))
+            for choice, text, told in zip(choices, texts, spans, strict=True)
             if choice.finished is not None
         ]
-        if self._request.params.wants_tokens:  # there may be a hundred thousand of them
-            return await asyncio.to_thread(self._render, answers)
-        return self._render(answers)
-
-    def _render(self, answers: list[Answer]) -> Response:
-        best = best_of(answers, self._request)
-        return JSONResponse(self._shape.whole(best, self._collector.choices))
+        return JSONResponse(self._shape.whole(best_of(answers, self._request), choices))
 
     async def _stream(self) -> None:
         shape, choices = self._shape, self._collector.choices
@@ -157,14 +158,21 @@ class _Exchange:
             with self._keep_alive():
                 while not self._collector.complete:
                     changes = await self._collector.changes()
-                    events = [shape.event(change, choices) for change in changes]
-                    await self._write(*events or [KEEP_ALIVE])
+                    await self._write(*await self._events(changes) or [KEEP_ALIVE])
         except ApiError as error:
             self.failed = error
             await self._write(shape.failed(error.failure), last=True)
             return
         await self._write(shape.closing(choices), last=True)
         self.complete = True
+
+    async def _events(self, changes: list[Change]) -> list[bytes]:
+        def written() -> list[bytes]:
+            return [self._shape.event(change, choices) for change in changes]
+
+        choices = self._collector.choices
+        pairs = sum(len(span.details.pair_ids) for change in changes for span in change.spans)
+        return written() if pairs <= MANY_PAIRS else await asyncio.to_thread(written)
 
     @contextmanager
     def _keep_alive(self) -> Iterator[None]:

@@ -123,8 +123,8 @@ class ChoiceShape(Shape):
         else:
             reason = f'"{FINISH_REASONS[finished.reason]}"'
             stop_reason = dump(finished.stop_reason)
-        end = self._with_usage(choices) if self._request.continuous_usage else self._end
-        if not change.tokens:
+        end = self._end_of_chunk(choices)
+        if not change.spans:
             choice = self._choice(change.index, text, reason, stop_reason)
             return f"{self._start}{choice}{end}".encode()
         told = self._teller.told(change.tokens, choices[change.index].prompt_tokens)
@@ -160,6 +160,9 @@ class ChoiceShape(Shape):
         usage = usage_of(self._request, choices)
         head = {"object": self.whole_object, **self._head}
         return {**head, "choices": written, "usage": usage, **beside}
+
+    def _end_of_chunk(self, choices: list[Choice]) -> str:
+        return self._with_usage(choices) if self._request.continuous_usage else self._end
 
     def _with_usage(self, choices: list[Choice]) -> str:
         """The end of a chunk, with what the request has used so far."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from shared.messages import TokenDetails
 
-# Named tuples: a prompt with its alternatives can be a hundred thousand of them.
+# A prompt with its alternatives can be hundreds of thousands: named tuples, and read in a thread.
 
 
 class Alternative(NamedTuple):
@@ -30,7 +31,18 @@ class Token(NamedTuple):
     top: list[Alternative]  # the likeliest ones, in falling order
 
 
-def read_details(details: TokenDetails) -> list[Token]:
+class Span(NamedTuple):
+    """Consecutive tokens, not read yet."""
+
+    details: TokenDetails
+    known: int  # so many of the first are known already
+
+
+def read_tokens(spans: Iterable[Span]) -> list[Token]:
+    return [token for span in spans for token in _read(span.details)[span.known :]]
+
+
+def _read(details: TokenDetails) -> list[Token]:
     """One Token for each entry."""
     values = struct.unpack(f"<{len(details.pair_ids)}f", details.values)
     pairs = list(map(Alternative, details.pair_ids, details.pair_pieces, values))

@@ -128,15 +128,14 @@ class ChatShape(ChoiceShape):
         deltas = ['{"role":"assistant","content":""}']
         if self._echoed:
             deltas.append(f'{{"content":{quote(self._echoed)}}}')
-        places = range(len(choices))
-        return b"".join(self._bare_event(index, delta) for index in places for delta in deltas)
-
-    def _bare_event(self, index: int, delta: str) -> bytes:
-        choice = (
-            f'{{"index":{index},"delta":{delta},"logprobs":null,'
-            '"finish_reason":null,"stop_reason":null}'
-        )
-        return f"{self._start}{choice}{self._end}".encode()
+        end = self._end_of_chunk(choices)
+        events = [
+            f'{self._start}{{"index":{index},"delta":{delta},"logprobs":null,'
+            f'"finish_reason":null,"stop_reason":null}}{end}'
+            for index in range(len(choices))
+            for delta in deltas
+        ]
+        return "".join(events).encode()
 
     def _content(self, text: str) -> dict[str, Any]:
         content = self._echoed + text

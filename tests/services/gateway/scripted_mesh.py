@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from shared.messages import (
     Message,
     MetricsReply,
     MetricsRequest,
+    TokenDetails,
 )
 from shared.settings import Settings
 from shared.types import FinishReason, ServiceName, int32s
@@ -183,6 +184,7 @@ class ScriptedMesh:
         text: str,
         finish: FinishReason = FinishReason.NONE,
         stop_reason: str | int | None = None,
+        details: Sequence[TokenDetails] = (),
     ) -> None:
         """One token's text, and the end of the request if it has one."""
         key = request.request_id
@@ -195,6 +197,7 @@ class ScriptedMesh:
                 int32s([self._offsets[key]]),
                 int32s([self._counts[key]]),
                 ends,
+                list(details),
             ),
             request.route.gateway,
         )

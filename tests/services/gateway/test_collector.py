@@ -12,6 +12,7 @@ from services.gateway.collector import Collector
 from services.gateway.errors import ApiError
 from shared.messages import Failure, Finished
 from shared.types import FinishReason, RequestId
+from tests.services.gateway.details import Spoken, details
 
 
 def finished(reason: FinishReason = FinishReason.STOP, tokens: int = 5) -> Finished:
@@ -79,6 +80,42 @@ async def test_a_gap_is_a_fault() -> None:
     with pytest.raises(ApiError) as caught:
         await collector.changes()
     assert caught.value.failure.status == 500
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans()), max_size=20))
+async def test_overlapping_and_repeated_tokens_come_once(
+    pieces: list[tuple[int, int, bool]],
+) -> None:
+    """Tokens may be told from before the end of what is known, as text may."""
+    collector = Collector(1)
+    told: list[int] = []
+    known = first = 3
+    for back, count, taken in pieces:
+        start = max(known - back, first)
+        tokens = [Spoken(position, b"x") for position in range(start, start + count)]
+        collector.tell(0, details(tokens, start))
+        known = max(known, start + count)
+        if taken and known > first + len(told):
+            told += [token.id for change in await collector.changes() for token in change.tokens]
+    collector.finish(0, finished())
+    told += [token.id for change in await collector.changes() for token in change.tokens]
+    assert told == list(range(first, known))
+
+
+async def test_a_gap_between_tokens_is_a_fault() -> None:
+    collector = Collector(1)
+    collector.tell(0, details([Spoken(5, b"x")], 0))
+    collector.tell(0, details([Spoken(5, b"x")], 2))
+    assert len(await collector.changes()) == 1
+    with pytest.raises(ApiError) as caught:
+        await collector.changes()
+    assert caught.value.failure.status == 500
+
+
+async def test_tokens_lag_as_text_does() -> None:
+    collector = Collector(1, max_lag=10)
+    collector.tell(0, details([Spoken(5, b"x" * 6), Spoken(5, b"x" * 6)], 0))
+    assert collector.too_slow
 
 
 async def test_too_much_lag_ends_the_request() -> None:
