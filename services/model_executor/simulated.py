@@ -15,7 +15,9 @@ from tokenizers import Tokenizer
 from kernels.noise import row_keys
 from services.model_executor.backend import Backend, Computed
 from services.model_executor.batch import Ints, Rows
+from services.model_executor.report import NO_REPORT
 from services.model_executor.results import Span
+from services.model_executor.simulated_reporter import SimulatedReporter, hidden_size
 from shared.messages import Announce
 from shared.model import ModelInfo
 from shared.service import StartError
@@ -49,6 +51,7 @@ class SimulatedBackend(Backend):
         if self._simulation.end and self._end_id < 0:
             raise StartError("--sim: the model has no end id to end sequences with")
         self._tokens = self._batch.tokens.numpy()  # the same memory
+        self._reporter = SimulatedReporter(self._batch, self._words, hidden_size(info))
         self._ended = 0.0  # when the last iteration did
 
     def _compute(self, rows: Rows, arrived: float | None) -> Computed:
@@ -62,8 +65,10 @@ class SimulatedBackend(Backend):
         if len(rows.slots):
             self._ended += self._simulation.seconds(rows.prefill_tokens, rows.decode_tokens)
         tokens = self._sample(rows)
+        report = self._reporter.report(rows) if self._batch.wishes.any(rows.slots) else NO_REPORT
         time.sleep(max(0.0, self._ended - time.monotonic()))
-        return Computed(tokens, np.zeros(len(tokens), np.bool_), Span(began, self._ended))
+        span = Span(began, self._ended)
+        return Computed(tokens, np.zeros(len(tokens), np.bool_), span, report)
 
     def _sample(self, rows: Rows) -> Ints:
         """A token for each row that samples: a function of what goes before, position and seed."""

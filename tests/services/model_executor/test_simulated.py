@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -167,3 +168,55 @@ def test_what_it_cannot_do_without_is_named(info: ModelInfo, tmp_path: Path) -> 
         backend(replace(info, vocab_size=20))
     with pytest.raises(StartError, match="cannot be read"):
         backend(replace(info, path=tmp_path))
+
+
+def test_it_has_an_opinion_of_every_token(info: ModelInfo) -> None:
+    counts: dict[int, int] = {}
+    ones, tokens = 0, {}
+    one = sequence(max_tokens=9, prompt_logprobs=1, logprobs=3)
+    for output in run(backend(info, max_num_batched_tokens=2), one):
+        assert output.scheduler.logprobs is None
+        told = output.detokenizers["d0"].logprobs if output.detokenizers else None
+        if told is None:
+            continue
+        at, values = 0, np.exp(np.frombuffer(told.values, "<f4"))
+        for position, count in zip(told.positions, told.counts, strict=True):
+            pairs = told.token_ids[at : at + count]
+            counts[position], tokens[position] = count, pairs[0]
+            assert pairs[0] == pairs[1]
+            assert len(set(pairs[1:])) == count - 1
+            expected = [0.5, 0.5, 0.25, 0.125][:count]
+            assert values[at : at + count] == pytest.approx(expected)
+            at += count
+        ones += sum(rank == 1 for rank in told.ranks)
+    assert counts == {1: 2, 2: 2} | dict.fromkeys(range(3, 12), 4)
+    assert [tokens[position] for position in sorted(tokens)] == one.tokens[1:]
+    assert ones == len(counts)
+
+
+def test_an_opinion_of_a_token_alone(info: ModelInfo) -> None:
+    (first, *_) = run(backend(info), sequence(logprobs=0))
+    told = first.detokenizers["d0"].logprobs
+    assert told is not None
+    assert (list(told.counts), list(told.token_ids)) == ([1], list(first.scheduler.token_ids))
+
+
+def test_a_prompt_has_its_own_direction(info: ModelInfo) -> None:
+    def vector(prompt: list[int]) -> Any:
+        one = sequence(prompt=prompt, max_tokens=0, embed=True)
+        (output,) = run(backend(info), one)
+        assert (one.finish, len(one.outputs)) == (FinishReason.LENGTH, 1)
+        (embedding,) = output.detokenizers["d0"].embeddings
+        return np.frombuffer(embedding.vector, "<f4")
+
+    first = vector(PROMPT)
+    assert len(first) == 576
+    assert np.linalg.norm(first) == pytest.approx(1, abs=1e-5)
+    assert (vector(PROMPT) == first).all()
+    assert abs(vector([*PROMPT, 5]) @ first) < 0.5
+
+
+def test_a_prompt_may_fill_the_context_of_the_simulation(info: ModelInfo) -> None:
+    full = sequence(prompt=[504] * info.max_model_len, max_tokens=0, prompt_logprobs=0)
+    run(backend(info, "base=0,end=1"), full)
+    assert (full.finish, len(full.outputs)) == (FinishReason.LENGTH, 1)
