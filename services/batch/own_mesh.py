@@ -24,8 +24,9 @@ LONGEST_BASE = 64  # bytes; the path of a socket may have 107 in all
 QUIET = "--log-level=warning"
 LAST_WORDS_SECONDS = 1.0  # to read what it said at its end
 STOP_SECONDS = 10.0  # nothing is left to drain when it is told to stop
-LISTENING = {"host", "port", "uds", "listen_fd", "api_key"}
-MESH = {"mesh", "index", "mesh_host", "mesh_port", "allow_plain_tcp"}
+LISTENING = {"host", "port", "uds", "listen_fd", "api_key", "allowed_origins"}
+LISTENING |= {"ssl_certfile", "ssl_keyfile"}
+MESH = {"mesh", "index", "mesh_host", "mesh_port", "mesh_keys", "allow_plain_tcp"}
 NOT_ITS_OWN = LISTENING | MESH  # where and for whom it listens is decided here
 
 
@@ -42,6 +43,7 @@ class OwnMesh:
         self._last_words: deque[str] = deque(maxlen=5)
         self._process: subprocess.Popen[str] | None = None
         self._held = -1
+        self._stopping = False
 
     @property
     def url(self) -> str:
@@ -82,6 +84,7 @@ class OwnMesh:
 
     def stop(self) -> None:
         """End all of its processes, and wait for that."""
+        self._stopping = True
         try:
             if self._process is not None:
                 _end(self._process)
@@ -97,7 +100,8 @@ class OwnMesh:
         with process.stderr:
             for line in process.stderr:
                 self._last_words.append(line.strip())
-                print(line, end="", file=sys.stderr, flush=True)
+                if not self._stopping:  # at its end each service tells of the loss of others
+                    print(line, end="", file=sys.stderr, flush=True)
 
 
 class MeshEnded(ServerGone):
