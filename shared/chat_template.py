@@ -32,7 +32,7 @@ class ChatTemplate:
         try:
             self._template = _environment().from_string(source)
         except TemplateError as error:
-            raise ChatError(f"The model's chat template is broken: {_reason(error)}") from error
+            raise ChatError(f"The chat template is broken: {_reason(error)}") from error
 
     def render(self, chat: str) -> str:
         """The text for a chat as `Prompt.chat` holds it; raises ChatError."""

@@ -39,6 +39,7 @@ class Prompt:
     chat: str | None = None  # JSON: {"messages": [...], "add_generation_prompt": bool, ...}
     add_special_tokens: bool = True
     truncate_to: int | None = None  # tokens: only so many of its last ones count
+    chat_template: str | None = None  # Jinja source, instead of the model's own
 
     def __post_init__(self) -> None:
         if sum(part is not None for part in (self.text, self.token_ids, self.chat)) != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from services.tokenizer.encoder import Encoder
 from shared.chat_template import ChatError, ChatTemplate
@@ -14,6 +15,7 @@ from shared.messages import (
     Encoded,
     Failure,
     Generate,
+    Prompt,
     Refused,
     Submit,
 )
@@ -24,6 +26,7 @@ from shared.types import Int32s, int32s
 Question = Generate | Encode | Decode
 Answer = Submit | Encoded | Decoded | Refused
 
+KEPT_TEMPLATES = 16  # of requests
 NO_TEMPLATE = "This model has no chat template; use /v1/completions."
 
 
@@ -50,10 +53,11 @@ class InputProcessor:
         self._model = model
         self._encoder = encoder
         self._special_tokens = encoder.special_tokens
+        specials = {"bos_token": model.bos_token, "eos_token": model.eos_token}
+        self._compiled = lru_cache(KEPT_TEMPLATES)(partial(ChatTemplate, special_tokens=specials))
         self._template: ChatTemplate | None = None
         self.template_problem: str | None = NO_TEMPLATE  # why there are no chats
         if model.chat_template is not None:
-            specials = {"bos_token": model.bos_token, "eos_token": model.eos_token}
             try:
                 self._template = ChatTemplate(model.chat_template, specials)
                 self.template_problem = None
@@ -73,18 +77,21 @@ class InputProcessor:
         if prompt.token_ids is not None:
             return prompt.token_ids
         try:
-            text = prompt.text if prompt.text is not None else self._chat_text(prompt.chat or "")
+            text = prompt.text if prompt.text is not None else self._chat_text(prompt)
             return Text(_valid(text, _param(question)), prompt.add_special_tokens)
         except Refusal as refusal:
             return refusal
 
-    def _chat_text(self, chat: str) -> str:
-        if self._template is None:
-            raise Refusal(self.template_problem or NO_TEMPLATE, "messages")
+    def _chat_text(self, prompt: Prompt) -> str:
+        source = prompt.chat_template
         try:
-            return self._template.render(chat)
+            template = self._template if source is None else self._compiled(source)
+            if template is None:
+                raise Refusal(self.template_problem or NO_TEMPLATE, "messages")
+            return template.render(prompt.chat or "")
         except ChatError as error:
-            raise Refusal(str(error), "messages") from error
+            param = "messages" if source is None else "chat_template"
+            raise Refusal(str(error), param) from error
 
     def _encode_texts(self, inputs: Iterable[Text | Int32s | Refusal]) -> list[Int32s | Refusal]:
         """Texts become ids, all of a kind in one call."""

@@ -76,7 +76,13 @@ def prompts() -> st.SearchStrategy[Prompt]:
     contents = {"text": st.text(), "token_ids": columns, "chat": st.text()}
     return st.one_of(
         [
-            st.builds(Prompt, add_special_tokens=st.booleans(), **{name: content})
+            st.builds(
+                Prompt,
+                add_special_tokens=st.booleans(),
+                truncate_to=st.none() | st.integers(-(2**63), 2**63 - 1),
+                chat_template=st.none() | st.text(),
+                **{name: content},
+            )
             for name, content in contents.items()
         ]
     )

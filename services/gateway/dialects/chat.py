@@ -52,11 +52,12 @@ class ChatOptions(RequestBody):
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
         }
-        if self.chat_template is not None:
-            chat["chat_template"] = self.chat_template
-        text = json.dumps(chat, ensure_ascii=False)
-        special = add_special_tokens
-        return Prompt(chat=text, add_special_tokens=special, truncate_to=truncate_to)
+        return Prompt(
+            chat=json.dumps(chat, ensure_ascii=False),
+            add_special_tokens=add_special_tokens,
+            truncate_to=truncate_to,
+            chat_template=self.chat_template,
+        )
 
     def _check_options(self, *, trusted: bool) -> None:
         if self.continue_final_message and self.add_generation_prompt:

@@ -327,15 +327,15 @@ def test_templates_of_requests() -> None:
         }
     ).encode()
     trusting = replace(CONTEXT, trust_chat_template=True)
-    made = parse(ChatBody, raw).to_request(trusting).prompts[0].chat
-    assert made is not None
-    assert json.loads(made) == {
+    made = parse(ChatBody, raw).to_request(trusting).prompts[0]
+    assert made.chat_template == "{{ mood }}"
+    assert made.chat is not None
+    assert json.loads(made.chat) == {
         "mood": "glad",
         "deep": {"a": [None]},
         "messages": CHAT,
         "add_generation_prompt": True,
         "continue_final_message": False,
-        "chat_template": "{{ mood }}",
     }
     with pytest.raises(ApiError) as caught:
         parse(TokenizeBody, raw).to_prompt(CONTEXT)

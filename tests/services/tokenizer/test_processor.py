@@ -21,7 +21,7 @@ from shared.messages import (
     Submit,
 )
 from shared.model import ModelInfo, read_model_info
-from shared.sampling import SamplingParams
+from shared.sampling import Grammar, GrammarKind, SamplingParams
 from shared.types import Int32s, RequestId, int32s
 
 ROUTE = Route("gateway.0", "detokenizer.0")
@@ -91,6 +91,45 @@ def test_a_chat_goes_through_the_template(processor: InputProcessor, encoder: En
     [answer] = processor.process([generate(chat=chat_of("Hi"))])
     text = encoder.decode(submitted(answer).token_ids)
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_template_of_the_request(processor: InputProcessor, encoder: Encoder) -> None:
+    chat = json.dumps({"messages": [{"role": "user", "content": "hi"}], "mood": "glad"})
+
+    def answer(template: str) -> Answer:
+        prompt = Prompt(chat=chat, chat_template=template, add_special_tokens=False)
+        return processor.process([Generate(RequestId("r"), prompt, params(), ROUTE)])[0]
+
+    made = answer("{{ mood }}: {{ messages[0].content }}")
+    assert isinstance(made, Submit)
+    assert encoder.decode(made.token_ids) == "glad: hi"
+    for bad in ("{{ broken", "{{ raise_exception('no') }}", "{{ ''.__class__.__mro__ }}"):
+        refused = answer(bad)
+        assert isinstance(refused, Refused)
+        assert refused.failure.param == "chat_template"
+
+
+def test_the_last_tokens_of_a_prompt(processor: InputProcessor) -> None:
+    for prompt in (
+        Prompt("one two three", truncate_to=2),
+        Prompt(token_ids=int32s([5, 6, 7]), truncate_to=2),
+    ):
+        whole, cut = processor.process(
+            [
+                Encode(RequestId("r"), replace(prompt, truncate_to=None)),
+                Generate(RequestId("r"), prompt, params(), ROUTE),
+            ]
+        )
+        assert isinstance(whole, Encoded) and isinstance(cut, Submit)
+        assert cut.token_ids == whole.token_ids[-2:]
+
+
+def test_bad_words_have_the_ids_of_both_places(processor: InputProcessor, encoder: Encoder) -> None:
+    sampling = replace(params(), bad_words=["sea", "the sea"])
+    made = processor.process([generate("hi", sampling=sampling)])[0]
+    assert isinstance(made, Submit)
+    texts = [encoder.decode(ids) for ids in made.params.bad_word_ids]
+    assert texts == ["sea", " sea", "the sea", " the sea"]
 
 
 def test_ids_are_taken_as_they_are(processor: InputProcessor) -> None:
@@ -211,3 +250,47 @@ def test_encode_and_decode(processor: InputProcessor) -> None:
     assert refusal(bad).param == "tokens"
     empty_text = Encode(RequestId("r"), Prompt(text=""))
     assert processor.process([empty_text]) == [Encoded(RequestId("r"), int32s(), LIMIT)]
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1, 1), (60, 60), (100, 100)])
+def test_of_a_long_prompt_the_end_can_be_kept(
+    processor: InputProcessor, length: int, kept: int
+) -> None:
+    ids = list(range(300))
+    prompt = Prompt(token_ids=int32s(ids), truncate_to=length)
+    question = Generate(RequestId("r"), prompt, params(0), ROUTE)
+    answer, encoded = processor.process([question, Encode(RequestId("r"), prompt)])
+    assert submitted(answer).token_ids == int32s(ids[-kept:])
+    assert encoded == Encoded(RequestId("r"), int32s(ids[-kept:]), LIMIT)
+
+
+@pytest.mark.parametrize("length", [0, -1, LIMIT + 1])
+def test_no_more_is_kept_than_the_context_holds(processor: InputProcessor, length: int) -> None:
+    prompt = Prompt(text="Hello", truncate_to=length)
+    [answer] = processor.process([Generate(RequestId("r"), prompt, params(1), ROUTE)])
+    assert refusal(answer).param == "truncate_prompt_tokens"
+
+
+def test_bad_words_are_found_with_and_without_a_space(
+    processor: InputProcessor, encoder: Encoder
+) -> None:
+    words = ["water", " river bank", "1"]
+    sampling = replace(params(), bad_words=words)
+    found = submitted(processor.process([generate("a", sampling=sampling)])[0]).params.bad_word_ids
+    texts = [encoder.decode(ids) for ids in found]
+    assert texts[:4] == ["water", " water", "river bank", " river bank"]
+    # A space and a digit are two tokens: whoever avoids the digit avoids both.
+    assert texts[4:] == ["1"]
+
+
+def test_a_bad_word_has_text(processor: InputProcessor) -> None:
+    for word in (" ", "\ud800"):
+        question = generate("a", sampling=replace(params(), bad_words=[word]))
+        assert refusal(processor.process([question])[0]).param == "bad_words"
+
+
+def test_a_grammar_alone_says_when_an_answer_ends(processor: InputProcessor) -> None:
+    grammar = Grammar(GrammarKind.REGEX, "a+")
+    sampling = replace(params(), grammar=grammar, ignore_eos=True, min_tokens=5)
+    answer = submitted(processor.process([generate("a", sampling=sampling)])[0])
+    assert answer.params == replace(params(), grammar=grammar)
