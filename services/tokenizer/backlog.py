@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.tokenizer.processor import Question
-from shared.messages import Decode
+from shared.messages import Decode, Generate
 from shared.types import RequestId
 
 MAX_REQUESTS = 4096
@@ -32,7 +32,10 @@ class Job:
         if isinstance(self.question, Decode):
             return 4 * len(self.question.token_ids)
         prompt = self.question.prompt
-        return len(prompt.text or "") + len(prompt.chat or "") + 4 * len(prompt.token_ids or ())
+        size = len(prompt.text or "") + len(prompt.chat or "") + 4 * len(prompt.token_ids or ())
+        if isinstance(self.question, Generate) and self.question.params.grammar is not None:
+            size += len(self.question.params.grammar.source)
+        return size
 
 
 class Backlog:

@@ -11,11 +11,12 @@ from prometheus_client import Counter, Gauge
 
 from services.tokenizer.backlog import Backlog, Job
 from services.tokenizer.encoder import Encoder
+from services.tokenizer.grammars import Grammars
 from services.tokenizer.processor import NO_TEMPLATE, Answer, InputProcessor
 from shared.codec import Identity
 from shared.mesh import Mesh
 from shared.messages import Abort, Decode, Encode, Failure, Generate, Message, Refused, Submit
-from shared.model import read_model_info
+from shared.model import ModelInfo, read_model_info
 from shared.service import Service, StartError
 from shared.settings import Settings, model_path
 from shared.types import ServiceName
@@ -38,6 +39,7 @@ class TokenizerService(Service):
         self._backlog = Backlog()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
         self._processor: InputProcessor | None = None  # None while it loads
+        self._grammars: Grammars | None = None
         self._free_threads = THREADS
         self._answered = Counter(
             "headrace_tokenizer_answers",
@@ -51,21 +53,25 @@ class TokenizerService(Service):
         waiting.set_function(lambda: self._backlog.num_waiting)
 
     async def start(self) -> None:
-        self._processor = await asyncio.get_running_loop().run_in_executor(self._pool, self._load)
-        problem = self._processor.template_problem
+        loop = asyncio.get_running_loop()
+        model, processor = await loop.run_in_executor(self._pool, self._load)
+        self._processor, self._grammars = processor, Grammars(model)
+        problem = processor.template_problem
         if problem is not None:
             level = self.log.info if problem == NO_TEMPLATE else self.log.warning
             level("no chats will be served", reason=problem)
         self._use_threads()
 
-    def _load(self) -> InputProcessor:
+    def _load(self) -> tuple[ModelInfo, InputProcessor]:
         try:
             model = read_model_info(self._path, self.settings.max_model_len)
-            return InputProcessor(model, Encoder(self._path))
+            return model, InputProcessor(model, Encoder(self._path))
         except ValueError as error:
             raise StartError(str(error)) from error
 
     async def stop(self) -> None:
+        if self._grammars is not None:
+            await self._grammars.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -106,9 +112,18 @@ class TokenizerService(Service):
         self.trace.span("encode", began, rows=len(batch))
         self._free_threads += 1
         for job, answer in zip(batch, answers, strict=True):
-            if self._backlog.finish(job):
+            if isinstance(answer, Submit) and answer.params.grammar is not None:
+                self.spawn(self._check_grammar(job, answer), name="check grammar")
+            elif self._backlog.finish(job):
                 self._send(job, answer)
         self._use_threads()
+
+    async def _check_grammar(self, job: Job, request: Submit) -> None:
+        """Then send it on; meanwhile those without a grammar go by."""
+        assert self._grammars is not None
+        answer = await self._grammars.check(request)
+        if self._backlog.finish(job):
+            self._send(job, answer)
 
     def _send(self, job: Job, answer: Answer) -> None:
         if isinstance(answer, Refused):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,7 +21,7 @@ from shared.messages import (
     Route,
     Submit,
 )
-from shared.sampling import SamplingParams
+from shared.sampling import Grammar, GrammarKind, SamplingParams
 from shared.service import EXIT_BAD_SETTING
 from shared.types import RequestId, ServiceName, int32s
 
@@ -129,3 +130,26 @@ async def test_a_context_that_is_too_long_is_refused_at_the_start(stations: Stat
     with structlog.testing.capture_logs() as logs:
         assert await service.run() == EXIT_BAD_SETTING
     assert "9999 is more than the model's own 8192" in str(logs)
+
+
+async def test_a_grammar_is_checked_while_others_go_by(stations: Stations) -> None:
+    def structured(name: str, source: str) -> Generate:
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, source)
+        question = generate(name, "Hello")
+        return replace(question, params=replace(question.params, grammar=grammar))
+
+    gateway, scheduler, service = await placed(stations)
+    good = structured("good", '{"type": "object"}')
+    gateway.say(TOKENIZER, structured("bad", '{"type": "objekt"}'), good, generate("free", "Hi"))
+    assert (await scheduler.next(Submit)).request_id == "free"
+    refused = await gateway.next(Refused)
+    assert (refused.request_id, refused.failure.status) == ("bad", 400)
+    assert "objekt" in refused.failure.message
+    submit = await scheduler.next(Submit)
+    assert (submit.request_id, submit.params) == ("good", good.params)
+    gateway.say(
+        TOKENIZER, structured("left", '{"type": "array"}'), Abort(RequestId("left"), "left")
+    )
+    gateway.say(TOKENIZER, structured("last", '{"type": "string"}'))
+    assert (await scheduler.next(Submit)).request_id == "last"
+    assert not service.busy
