@@ -41,7 +41,8 @@ def batch(words: Sequence[str]) -> int:
     except (BadSetting, OutputError) as error:
         return _fail(str(error), EXIT_BAD_SETTING)
     except MeshEnded as error:
-        return _fail(str(error), EXIT_BAD_SETTING if error.is_usage else EXIT_FAULT)
+        reason = f"the mesh ended with code {error.code}; what it said above tells why"
+        return _fail(reason, EXIT_BAD_SETTING if error.is_usage else EXIT_FAULT)
     except (ServerGone, _Broken) as error:
         return _fail(str(error), EXIT_FAULT)
     except KeyboardInterrupt:

@@ -109,6 +109,7 @@ class MeshEnded(ServerGone):
 
     def __init__(self, code: int, last_words: str) -> None:
         super().__init__(f"the mesh ended with code {code}: {last_words}")
+        self.code = code
         self.is_usage = code == EXIT_BAD_SETTING
 
 

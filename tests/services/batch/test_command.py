@@ -212,3 +212,12 @@ def test_flags_of_serve_are_handed_on_as_they_are() -> None:
 def test_the_key_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_API_KEY", "first,second")
     assert parse_flags(["in", "-o", "out", "--url", "http://x"]).api_key == "first"
+
+
+def test_a_model_that_is_none(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("in").write_text(line("a"))
+    assert run(["batch", "in", "-o", "out", "--model", "/no/such", "--device", "simulated"]) == 2
+    err = capfd.readouterr().err.splitlines()
+    assert len(err) == 2
+    assert err[0].startswith("headrace serve: '/no/such' is neither")
+    assert err[1].startswith("headrace batch: the mesh ended with code 2")
