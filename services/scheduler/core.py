@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.scheduler.in_flight import InFlight
+from services.scheduler.pace import Pace
 from services.scheduler.planner import Planner
 from services.scheduler.policy import FairQueue
 from services.scheduler.prefix_cache import PrefixCacheStats
@@ -45,6 +47,7 @@ class SchedulerCore:
         run_ahead: int = 0,
         max_lease: int = 0,
         prefix_caching: bool = True,
+        max_decode_slowdown: float = math.inf,
     ) -> None:
         self.counters = Counters()
         self.cache_stats = PrefixCacheStats()
@@ -59,6 +62,7 @@ class SchedulerCore:
         self._run_ahead = run_ahead
         self._max_lease = max_lease
         self._prefix_caching = prefix_caching
+        self._max_decode_slowdown = max_decode_slowdown
         self._in_flight = InFlight()
         self._handles = itertools.count(1)
         self._steps = itertools.count(1)  # of all executors: a late result never meets its number
@@ -106,6 +110,7 @@ class SchedulerCore:
             capacity,
             self._steps,
             self._in_flight,
+            Pace(self._max_decode_slowdown, capacity.max_num_batched_tokens),
             max_lease=self._max_lease,
             prefix_caching=self._prefix_caching,
             cache_stats=self.cache_stats,
@@ -190,6 +195,7 @@ class SchedulerCore:
         self.counters.preemptions += planner.preemptions - before
         if plan is not None:
             in_flight.send(plan.step, plan.lease)
+            planner.pace.sent(plan, self._clock())
             self.counters.leases += plan.lease > 0
         return plan
 
@@ -198,6 +204,7 @@ class SchedulerCore:
         if self._planner is None or not self._in_flight.receive(result.step, result.iteration):
             self.counters.late_tokens += len(result.handles)
             return
+        self._planner.pace.heard(result.step, self._clock())
         known, counters, prefixes = self._by_handle, self.counters, self._planner.prefixes
         block_size, unplanned = prefixes.block_size, result.iteration > 0
         tenants = []  # one for each token

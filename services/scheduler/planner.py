@@ -1,6 +1,7 @@
 """Forming plans: what the next iteration computes, under the token budget and the KV blocks.
 
-Decodes come first, then the prefills that are under way, then admissions. A sequence takes the
+Decodes come first, then the prefills that are under way, then admissions; beside decodes, prefills
+get no more tokens than `Pace` allows, so that streams are not held up. A sequence takes the
 blocks of all its known tokens when it is admitted, those of its beginning with their content if
 they are cached, so only decodes ever need more. When there are none, a victim (`choose_victim`)
 gives its blocks up and is computed again later; any accepted sequence fits alone, so there is
@@ -10,34 +11,20 @@ always progress.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
+from services.scheduler.draft import Draft
 from services.scheduler.in_flight import InFlight
+from services.scheduler.pace import Pace
 from services.scheduler.policy import FairQueue, choose_victim
 from services.scheduler.prefix_cache import CachingBlockPool, PrefixCacheStats
 from services.scheduler.prefixes import Prefixes
 from services.scheduler.sequence import NO_SLOT, Sequence
-from shared.messages import NEWEST, Announce, EnteringSequence, Plan
-from shared.types import Int32s, int32s
+from shared.messages import Announce, Plan
+from shared.types import int32s
 
 Waiting: TypeAlias = FairQueue[Sequence]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making."""
-
-    budget: int  # tokens
-    lease: int  # iterations
-    entering: list[EnteringSequence] = field(default_factory=list)
-    block_slots: Int32s = field(default_factory=int32s)
-    block_counts: Int32s = field(default_factory=int32s)
-    block_ids: Int32s = field(default_factory=int32s)
-    row_slots: Int32s = field(default_factory=int32s)
-    row_starts: Int32s = field(default_factory=int32s)
-    row_tokens: Int32s = field(default_factory=int32s)
 
 
 class Planner:
@@ -48,6 +35,7 @@ class Planner:
         capacity: Announce,
         steps: Iterator[int],
         in_flight: InFlight,
+        pace: Pace,
         *,
         max_lease: int,
         prefix_caching: bool,
@@ -56,6 +44,7 @@ class Planner:
         self.capacity = capacity
         self.pool = CachingBlockPool(capacity.num_blocks, cache_stats)
         self.prefixes = Prefixes(capacity, self.pool, enabled=prefix_caching)
+        self.pace = pace
         self.running: dict[int, Sequence] = {}  # by handle, in the order of their admission
         self.preemptions = 0
         self._free_slots = list(reversed(range(capacity.max_num_seqs)))
@@ -80,16 +69,20 @@ class Planner:
 
     def plan(self, waiting: Waiting) -> Plan | None:
         """The next iteration; None if there is nothing to compute."""
-        draft = _Draft(self.capacity.max_num_batched_tokens, self._lease(waiting))
+        draft = Draft(self.capacity.max_num_batched_tokens, self._lease(waiting))
         preemptions = self.preemptions
-        for sequence in self._decode(draft, waiting):
+        others = self._decode(draft, waiting)
+        unread = len(others) + min(len(waiting), len(self._free_slots))
+        draft.budget = self.pace.allowance(draft.budget, len(draft.row_slots), unread)
+        for sequence in others:
             if sequence.running:  # no victim of a decode
                 self._add_row(sequence, draft)
         if self.preemptions == preemptions:
             self._admit(waiting, draft)
         if not draft.row_slots and not (self._retired and self._in_flight.leased):
             return None
-        return self._finish(draft)
+        retired, self._retired = self._retired, int32s()
+        return draft.finish(next(self._steps), retired, self.capacity.session)
 
     def release(self, sequence: Sequence) -> None:
         """Take a sequence out of the batch. Its slot and blocks go only to later plans."""
@@ -122,13 +115,13 @@ class Planner:
             lease //= 2
         return lease
 
-    def _decode(self, draft: _Draft, waiting: Waiting) -> list[Sequence]:
+    def _decode(self, draft: Draft, waiting: Waiting) -> list[Sequence]:
         """Rows for all that lack only their newest token; returns the others.
 
         Nearly all rows are made here, so it does by hand what `decoding` and `_add_row` say.
         """
         block_size = self.capacity.block_size
-        slots = draft.row_slots
+        slots = int32s()
         ahead = self._in_flight.leased + draft.lease + 1  # at most so many tokens from `at` on
         others = []
         self._make_room(ahead, draft.budget, waiting)
@@ -146,9 +139,7 @@ class Planner:
             slots.append(sequence.slot)
             sequence.num_computed = at + 1
             sequence.num_tokens = at + 2
-        draft.row_starts.extend(int32s([NEWEST]) * len(slots))
-        draft.row_tokens.extend(int32s([1]) * len(slots))
-        draft.budget -= len(slots)
+        draft.add_decodes(slots)
         return others
 
     def _make_room(self, ahead: int, rows: int, waiting: Waiting) -> None:
@@ -191,7 +182,7 @@ class Planner:
                 return None
         return sequence, found
 
-    def _admit(self, waiting: Waiting, draft: _Draft) -> None:
+    def _admit(self, waiting: Waiting, draft: Draft) -> None:
         while draft.budget > 0 and (chosen := self._next(waiting)) is not None:
             sequence, found = chosen
             waiting.remove(sequence)
@@ -200,7 +191,7 @@ class Planner:
                 self._count(sequence, waiting)
             self._add_row(sequence, draft)
 
-    def _enter(self, sequence: Sequence, found: list[int], draft: _Draft) -> None:
+    def _enter(self, sequence: Sequence, found: list[int], draft: Draft) -> None:
         """Give it a slot, and blocks: those found, which go first, before others are evicted."""
         block_size = self.capacity.block_size
         self.pool.acquire(found)
@@ -221,36 +212,15 @@ class Planner:
         computed = sequence.num_tokens - sequence.num_cached
         waiting.served(sequence.tenant, input_tokens=computed)
 
-    def _grant(self, sequence: Sequence, blocks: list[int], draft: _Draft) -> None:
+    def _grant(self, sequence: Sequence, blocks: list[int], draft: Draft) -> None:
         sequence.blocks += blocks
-        draft.block_slots.append(sequence.slot)
-        draft.block_counts.append(len(blocks))
-        draft.block_ids.extend(blocks)
+        draft.grant(sequence.slot, blocks)
 
-    def _add_row(self, sequence: Sequence, draft: _Draft) -> None:
+    def _add_row(self, sequence: Sequence, draft: Draft) -> None:
         count = min(sequence.num_pending, draft.budget)
         if count <= 0:
             return
-        draft.row_slots.append(sequence.slot)
-        draft.row_starts.append(sequence.num_computed)
-        draft.row_tokens.append(count)
-        draft.budget -= count
+        draft.add_chunk(sequence.slot, sequence.num_computed, count)
         sequence.num_computed += count
         if sequence.num_computed == sequence.num_tokens:
             sequence.num_tokens += 1  # the row samples
-
-    def _finish(self, draft: _Draft) -> Plan:
-        retired, self._retired = self._retired, int32s()
-        return Plan(
-            step=next(self._steps),
-            retired=retired,
-            entering=draft.entering,
-            block_slots=draft.block_slots,
-            block_counts=draft.block_counts,
-            block_ids=draft.block_ids,
-            row_slots=draft.row_slots,
-            row_starts=draft.row_starts,
-            row_tokens=draft.row_tokens,
-            lease=draft.lease if draft.row_slots else 0,
-            session=self.capacity.session,
-        )

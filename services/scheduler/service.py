@@ -46,6 +46,7 @@ class SchedulerService(Service):
             run_ahead=settings.run_ahead,
             max_lease=settings.max_lease,
             prefix_caching=settings.enable_prefix_caching,
+            max_decode_slowdown=settings.max_decode_slowdown,
         )
         self._executor: Identity | None = None
         self._candidates: dict[str, tuple[Identity, Announce]] = {}  # executors not in use

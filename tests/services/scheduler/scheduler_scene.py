@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from services.scheduler.service import SchedulerService
@@ -37,9 +38,9 @@ class Scene:
         self.at: dict[ServiceName, Station] = {}
 
     @classmethod
-    async def set(cls, stations: Stations, **settings: int) -> Scene:
+    async def set(cls, stations: Stations, **settings: float) -> Scene:
         """All peers are there, and the executor has announced itself."""
-        settings = {"run_ahead": 0, "max_lease": 0} | settings
+        settings = {"run_ahead": 0, "max_lease": 0, "max_decode_slowdown": inf} | settings
         scene = cls(stations, await stations.serve(SchedulerService, **settings))
         for service in (GATEWAY, TOKENIZER, DETOKENIZER, EXECUTOR):
             await scene.place(service)

@@ -6,6 +6,7 @@ The channel to the executor and back is a queue each; whoever is slow, the other
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -43,15 +44,23 @@ class RunAhead(RuleBasedStateMachine):
         self.iteration = 0
         self.live: dict[str, Sequence] = {}
         self.made = 0
+        self.now = 0.0
 
     @initialize(
         capacity=capacities,
         run_ahead=st.integers(0, 2),
         max_lease=st.sampled_from([0, 0, 1, 3, 16]),
+        max_decode_slowdown=st.sampled_from([1.0, 2.0, inf]),
     )
-    def connect(self, capacity: Announce, run_ahead: int, max_lease: int) -> None:
+    def connect(
+        self, capacity: Announce, run_ahead: int, max_lease: int, max_decode_slowdown: float
+    ) -> None:
         self.core = SchedulerCore(
-            MAX_QUEUE, clock=lambda: 0.0, run_ahead=run_ahead, max_lease=max_lease
+            MAX_QUEUE,
+            clock=lambda: self.now,
+            run_ahead=run_ahead,
+            max_lease=max_lease,
+            max_decode_slowdown=max_decode_slowdown,
         )
         self.run_ahead = run_ahead
         self.executor = StrictExecutor(capacity, ahead=True)
@@ -137,6 +146,7 @@ class RunAhead(RuleBasedStateMachine):
         assert_idle(self.core)
 
     def _apply(self, result: StepResult) -> None:
+        self.now += 1 + len(result.handles)
         self.core.apply(result)
         finishes = dict(zip(result.handles, result.finishes, strict=True))
         for name, sequence in list(self.live.items()):
