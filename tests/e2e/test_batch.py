@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -108,7 +109,7 @@ def test_as_from_the_server_itself(mesh: RunningMesh) -> None:
 class Batch:
     """`headrace batch` with a mesh of its own."""
 
-    def __init__(self, model: Path, source: Path, output: Path) -> None:
+    def __init__(self, model: Path, source: Path, output: Path, scratch: str) -> None:
         flags = ["--model", str(model), "--device", "simulated", "--sim", "base=0.02"]
         self.output = output
         self._before = self._results()
@@ -118,7 +119,7 @@ class Batch:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"HEADRACE_API_KEY": "of-another-server"},
+            env=os.environ | {"HEADRACE_API_KEY": "of-another-server", "TMPDIR": scratch},
         )
 
     def wait_for_results(self) -> list[psutil.Process]:
@@ -136,7 +137,16 @@ class Batch:
         return self.process.returncode, out, err
 
 
-def test_a_file_with_all_kinds_of_lines_in_three_runs(model_dir: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def scratch() -> Iterator[str]:
+    """For the sockets, as `tmp_path` can be too long for them."""
+    with tempfile.TemporaryDirectory(prefix="hr-test-", dir="/tmp") as directory:
+        yield directory
+
+
+def test_a_file_with_all_kinds_of_lines_in_three_runs(
+    model_dir: Path, tmp_path: Path, scratch: str
+) -> None:
     """Killed in the first, interrupted in the second; the third ends with a result a line."""
     source, output = tmp_path / "in", tmp_path / "out"
     bad: list[dict[str, Any] | str] = [
@@ -152,7 +162,7 @@ def test_a_file_with_all_kinds_of_lines_in_three_runs(model_dir: Path, tmp_path:
     source.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines))
 
     for number, code in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
-        batch = Batch(model_dir, source, output)
+        batch = Batch(model_dir, source, output, scratch)
         processes = batch.wait_for_results()
         assert len(processes) == 6  # the mesh's launcher and services
         assert not [one for one in processes if listens(one)]
@@ -163,7 +173,7 @@ def test_a_file_with_all_kinds_of_lines_in_three_runs(model_dir: Path, tmp_path:
 
     with output.open("a") as file:
         file.write('{"id": "batch_req_')  # as a kill can leave it
-    code, out, err = Batch(model_dir, source, output).end()
+    code, out, err = Batch(model_dir, source, output, scratch).end()
     assert (code, out) == (1, "")
     assert "5 failed" in err
     assert "1 empty lines" in err
