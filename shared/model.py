@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 # One context length, under the names that model families gave it.
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+HIDDEN_KEYS = ("hidden_size", "n_embd", "d_model")
 MAX_SANE_LENGTH = 2**31 - 1  # positions are int32; tokenizers write 1e30 for "no limit"
 SAMPLES, SAMPLE_BYTES = 16, 4096  # of each weight file, for the fingerprint
 
@@ -28,6 +29,8 @@ class ModelInfo:
     eos_token: str
     model_type: str
     fingerprint: str  # the same for equal weights and configuration, 32 hex digits
+    special_tokens: dict[str, int] = field(default_factory=dict, hash=False)  # text to id
+    hidden_size: int = 0  # numbers in the state of a token; 0: not known
 
 
 def read_model_info(path: Path, max_model_len: int | None = None) -> ModelInfo:
@@ -35,16 +38,19 @@ def read_model_info(path: Path, max_model_len: int | None = None) -> ModelInfo:
     config = read_json(path / "config.json", required=True)
     text_config = config.get("text_config") or config
     specials = _special_tokens(path)
+    tokenizer = read_json(path / "tokenizer.json")
     return ModelInfo(
         path=path,
         vocab_size=_vocab_size(path, text_config),
+        hidden_size=_hidden_size(text_config),
         max_model_len=_length(path, text_config, max_model_len),
-        eos_token_ids=frozenset(_eos_token_ids(path, config, text_config, specials)),
+        eos_token_ids=frozenset(_eos_token_ids(path, config, text_config, tokenizer, specials)),
         chat_template=_chat_template(path),
         bos_token=specials.get("bos_token", ""),
         eos_token=specials.get("eos_token", ""),
         model_type=str(config.get("model_type", "")),
         fingerprint=_fingerprint(path),
+        special_tokens=dict(_added_tokens(tokenizer, special=True)),
     )
 
 
@@ -73,6 +79,11 @@ def _vocab_size(path: Path, config: dict[str, Any]) -> int:
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"{path / 'config.json'} has no vocab_size")
     return size
+
+
+def _hidden_size(config: dict[str, Any]) -> int:
+    sizes = (config.get(key) for key in HIDDEN_KEYS)
+    return next((size for size in sizes if isinstance(size, int)), 0)
 
 
 def _length(path: Path, config: dict[str, Any], wanted: int | None) -> int:
@@ -115,24 +126,34 @@ def _special_tokens(path: Path) -> dict[str, str]:
 
 
 def _eos_token_ids(
-    path: Path, config: dict[str, Any], text_config: dict[str, Any], specials: dict[str, str]
+    path: Path,
+    config: dict[str, Any],
+    text_config: dict[str, Any],
+    tokenizer: dict[str, Any],
+    specials: dict[str, str],
 ) -> Iterator[int]:
     for content in (config, text_config, read_json(path / "generation_config.json")):
         ids = content.get("eos_token_id")
         yield from (ids if isinstance(ids, list) else [] if ids is None else [ids])
     if eos := specials.get("eos_token"):
-        yield from _ids_of_token(path, eos)
+        yield from _ids_of_token(tokenizer, eos)
 
 
-def _ids_of_token(path: Path, text: str) -> Iterator[int]:
-    tokenizer = read_json(path / "tokenizer.json")
-    for token in tokenizer.get("added_tokens", []):
-        if token["content"] == text:
-            yield token["id"]
-            return
+def _ids_of_token(tokenizer: dict[str, Any], text: str) -> Iterator[int]:
+    added = dict(_added_tokens(tokenizer))
+    if text in added:
+        yield added[text]
+        return
     vocabulary = tokenizer.get("model", {}).get("vocab")
     if isinstance(vocabulary, dict) and text in vocabulary:
         yield vocabulary[text]
+
+
+def _added_tokens(tokenizer: dict[str, Any], *, special: bool = False) -> Iterator[tuple[str, int]]:
+    """Text and id of the tokens beside the model's own; `special`: those that are no text."""
+    for token in tokenizer.get("added_tokens", []):
+        if token.get("special") or not special:
+            yield token["content"], token["id"]
 
 
 def _chat_template(path: Path) -> str | None:

@@ -11,21 +11,33 @@ from starlette.types import ASGIApp
 
 from services.gateway import errors
 from services.gateway.connection import BodyTooLarge, on_body_too_large, on_client_gone
+from services.gateway.dialect import DialectBody
 from services.gateway.dialects.chat import ChatBody
 from services.gateway.dialects.completion import CompletionBody
+from services.gateway.dialects.embedding import EmbeddingBody
+from services.gateway.dialects.inference_protocol import (
+    MODEL_VERSION,
+    GenerateBody,
+    GenerateStreamBody,
+)
 from services.gateway.endpoints import Endpoints
 from services.gateway.generation import GenerationEndpoint
 from services.gateway.middleware import CommonHeaders, KeyCheck
 from services.gateway.parts import Parts
 
+# Where text is generated, and what is asked for there.
+BODIES: dict[str, type[DialectBody]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/embeddings": EmbeddingBody,
+}
+
 
 def build_app(parts: Parts) -> ASGIApp:
     small = Endpoints(parts)
-    completions = GenerationEndpoint(parts, CompletionBody)
-    chat = GenerationEndpoint(parts, ChatBody)
     routes = [
-        Route("/v1/completions", completions, methods=["POST"], name="completions"),
-        Route("/v1/chat/completions", chat, methods=["POST"], name="chat"),
+        *_generating(parts),
+        *_inference_protocol(parts, small),
         Route("/v1/models", small.models),
         Route("/v1/models/{id:path}", small.model),
         Route("/tokenize", small.tokenize, methods=["POST"]),
@@ -59,3 +71,29 @@ def build_app(parts: Parts) -> ASGIApp:
             expose_headers=["x-request-id", "retry-after"],
         )
     return CommonHeaders(guarded, closing=lambda: parts.admission.draining)
+
+
+def _generating(parts: Parts) -> list[Route]:
+    return [
+        Route(path, GenerationEndpoint(parts, body), methods=["POST"], name=path)
+        for path, body in BODIES.items()
+    ]
+
+
+def _inference_protocol(parts: Parts, small: Endpoints) -> list[Route]:
+    """https://github.com/kserve/open-inference-protocol"""
+    routes = [
+        Route("/v2", small.server_metadata),
+        Route("/v2/health/live", small.live),
+        Route("/v2/health/ready", small.server_ready),
+    ]
+    generate = GenerationEndpoint(parts, GenerateBody)
+    stream = GenerationEndpoint(parts, GenerateStreamBody)
+    for model in (f"/v2/models/{{model:path}}/versions/{MODEL_VERSION}", "/v2/models/{model:path}"):
+        routes += [
+            Route(f"{model}/ready", small.model_ready),
+            Route(f"{model}/generate", generate, methods=["POST"], name=f"{model}/generate"),
+            Route(f"{model}/generate_stream", stream, methods=["POST"], name=f"{model}/stream"),
+        ]
+    versioned = Route(f"/v2/models/{{model:path}}/versions/{MODEL_VERSION}", small.model_metadata)
+    return [*routes, versioned, Route("/v2/models/{model:path}", small.model_metadata)]

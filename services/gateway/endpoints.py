@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any
 
@@ -11,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from services.gateway.body import parse
 from services.gateway.connection import read_json, unless_client_leaves
+from services.gateway.dialects.inference_protocol import model_metadata, server_metadata
 from services.gateway.dialects.tokenize import DetokenizeBody, TokenizeBody
 from services.gateway.errors import error_body, invalid, unavailable_failure
 from services.gateway.parts import Parts
@@ -100,6 +102,27 @@ class Endpoints:
         tracing = self._parts.tracer.chrome_trace(seconds)
         content = await unless_client_leaves(request.receive, tracing)
         return Response(content, media_type="application/json")
+
+    async def live(self, request: Request) -> Response:
+        """Open Inference Protocol: the server answers."""
+        return JSONResponse({"live": True})
+
+    async def server_ready(self, request: Request) -> Response:
+        """Open Inference Protocol."""
+        ready = (await self.ready(request)).status_code == HTTPStatus.OK
+        return JSONResponse({"ready": ready}, HTTPStatus.OK if ready else 503)
+
+    async def server_metadata(self, request: Request) -> Response:
+        return JSONResponse(server_metadata(self._version))
+
+    async def model_metadata(self, request: Request) -> Response:
+        name = self._parts.name_of(request.path_params["model"])
+        return JSONResponse(model_metadata(name))
+
+    async def model_ready(self, request: Request) -> Response:
+        name = self._parts.name_of(request.path_params["model"])
+        ready = (await self.ready(request)).status_code == HTTPStatus.OK
+        return JSONResponse({"name": name, "ready": ready}, HTTPStatus.OK if ready else 503)
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": self._version})

@@ -14,7 +14,7 @@ from shared.messages import Failure
 
 MAX_MESSAGE_CHARS = 2000  # an error never repeats much of what was sent
 RETRY_AFTER_SECONDS = "1"
-ANTHROPIC_TYPES = {
+ANTHROPIC_TYPES: dict[int, str] = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.NOT_FOUND: "not_found_error",

@@ -25,7 +25,7 @@ from services.gateway.flight import Flight
 from services.gateway.middleware import name_request
 from services.gateway.parts import Parts
 from services.gateway.request import GenerationRequest
-from services.gateway.shape import FINISH_REASONS, Answer, Shape, usage_of
+from services.gateway.shape import FINISH_REASONS, Answer, Shape, StreamShape, usage_of
 from services.gateway.tokens import Span, read_tokens
 from shared.messages import Failure
 
@@ -125,7 +125,8 @@ class _Exchange:
         """Answer; raises ApiError only before the first byte."""
         await self._collector.opened()
         if self._request.stream:
-            await self._stream()
+            assert isinstance(self._shape, StreamShape)
+            await self._stream(self._shape)
         else:
             await (await self._whole())(scope, receive, self._send)
             self.complete = True
@@ -150,8 +151,8 @@ class _Exchange:
         ]
         return JSONResponse(self._shape.whole(best_of(answers, self._request), choices))
 
-    async def _stream(self) -> None:
-        shape, choices = self._shape, self._collector.choices
+    async def _stream(self, shape: StreamShape) -> None:
+        choices = self._collector.choices
         await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         await self._write(shape.opening(choices))
         try:

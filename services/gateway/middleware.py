@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.gateway.errors import ApiError, error_response
 from shared.messages import Failure
 
-OPEN_PATHS = frozenset({"/health", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/ready", "/v2/health/live", "/v2/health/ready"})
 MAX_REQUEST_ID = 128
 
 Headers = list[tuple[bytes, bytes]]

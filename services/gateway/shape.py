@@ -71,11 +71,18 @@ class Answer:
 class Shape(ABC):
     """How one answer is written; lives as long as the request.
 
-    A stream is `opening`, an `event` for each change, and `closing`, or `failed` at any time. The
-    choices are those of the collector: what is known of each when the method is called.
+    The choices are those of the collector: what is known of each when a method is called.
     """
 
     id: str  # of the answer
+
+    @abstractmethod
+    def whole(self, answers: list[Answer], choices: list[Choice]) -> dict[str, Any]:
+        """The answer that is no stream."""
+
+
+class StreamShape(Shape):
+    """A stream is `opening`, an `event` for each change, and `closing`, or `failed` at any time."""
 
     @abstractmethod
     def opening(self, choices: list[Choice]) -> bytes:
@@ -90,12 +97,8 @@ class Shape(ABC):
     @abstractmethod
     def failed(self, failure: Failure) -> bytes: ...
 
-    @abstractmethod
-    def whole(self, answers: list[Answer], choices: list[Choice]) -> dict[str, Any]:
-        """The answer that is no stream."""
 
-
-class ChoiceShape(Shape):
+class ChoiceShape(StreamShape):
     """What OpenAI's completions and chat completions share: numbered choices with deltas."""
 
     id_prefix: str
@@ -117,20 +120,25 @@ class ChoiceShape(Shape):
         return b""
 
     def event(self, change: Change, choices: list[Choice]) -> bytes:
-        text, finished = quote(change.text), change.finished
+        return self._event(change, self._chunk_content(quote(change.text)), choices)
+
+    def _event(self, change: Change, content: str, choices: list[Choice]) -> bytes:
+        """The chunk that tells of a change, with this content."""
+        finished = change.finished
         if finished is None:
             reason = stop_reason = "null"
         else:
-            reason = f'"{FINISH_REASONS[finished.reason]}"'
+            reason = f'"{self._finish_reason(change.index, finished)}"'
             stop_reason = dump(finished.stop_reason)
         end = self._end_of_chunk(choices)
         if not change.spans:
-            choice = self._choice(change.index, text, reason, stop_reason)
+            choice = self._choice(change.index, content, reason, stop_reason)
             return f"{self._start}{choice}{end}".encode()
         told = self._teller.told(change.tokens, choices[change.index].prompt_tokens)
         of_choice, beside = self._place_told(told)
         logprobs = "null" if told.logprobs is None else dump(told.logprobs)
-        choice = self._choice(change.index, text, reason, stop_reason, logprobs, _more(of_choice))
+        more = _more(of_choice)
+        choice = self._choice(change.index, content, reason, stop_reason, logprobs, more)
         return f"{self._start}{choice}]{_more(beside)}{end[1:]}".encode()
 
     def closing(self, choices: list[Choice]) -> bytes:
@@ -171,7 +179,7 @@ class ChoiceShape(Shape):
     def _choice(
         self,
         index: int,
-        text: str,
+        content: str,
         reason: str,
         stop_reason: str,
         logprobs: str = "null",
@@ -179,9 +187,12 @@ class ChoiceShape(Shape):
     ) -> str:
         """JSON of one choice of a chunk; all but the index are JSON already."""
         return (
-            f'{{"index":{index},{self._chunk_content(text)},"logprobs":{logprobs},'
+            f'{{"index":{index},{content},"logprobs":{logprobs},'
             f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}'
         )
+
+    def _finish_reason(self, index: int, finished: Finished) -> str:
+        return FINISH_REASONS[finished.reason]
 
     @abstractmethod
     def _content(self, text: str) -> dict[str, Any]: ...

@@ -92,11 +92,8 @@ async def test_a_stream_is_never_silent_for_long(
 ) -> None:
     monkeypatch.setattr(generation, "KEEP_ALIVE_SECONDS", 0.02)
     body = ASK | {"stream": True}
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        pass
     ask = client.stream("POST", "/v1/completions", json=body)
     async with background(ask.__aenter__()) as asking:
-        request = await mesh.tokenizer.hear(Generate)
         request = await mesh.tokenizer.hear(Generate)
         mesh.accept(request)
         answer = await asking
@@ -133,7 +130,9 @@ async def test_certificates_are_taken_over_when_they_change(
     context = ssl.create_default_context()
     authority.configure_trust(context)
     write_pair(authority, tmp_path, "first")
-    files = {name: str(tmp_path / f"{name[4:-4]}.pem") for name in ("ssl_certfile", "ssl_keyfile")}
+    files: dict[str, Any] = {
+        name: str(tmp_path / f"{name[4:-4]}.pem") for name in ("ssl_certfile", "ssl_keyfile")
+    }
     url = await mesh.start_gateway(tiny_model, **files)
     assert url.startswith("https://127.0.0.1:")
     async with httpx.AsyncClient(base_url=url, verify=context) as client:

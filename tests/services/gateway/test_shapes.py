@@ -15,12 +15,12 @@ from services.gateway.dialects.chat import ChatShape
 from services.gateway.dialects.completion import CompletionShape
 from services.gateway.logprobs import as_key, completion_logprobs
 from services.gateway.request import GenerationRequest
-from services.gateway.shape import Shape, quote, usage_of
+from services.gateway.shape import StreamShape, quote, usage_of
 from shared.messages import Failure, Finished, Prompt
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, RequestId
 
-SHAPES: list[Callable[[GenerationRequest], Shape]] = [
+SHAPES: list[Callable[[GenerationRequest], StreamShape]] = [
     lambda request: CompletionShape(request, completion_logprobs, as_key),
     ChatShape,
 ]
@@ -51,7 +51,7 @@ def test_quoted_text_is_json_on_one_line(text: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @given(st.integers(0, 200), TEXT, st.none() | st.integers() | TEXT, st.booleans())
 def test_events(
-    shape: Callable[[GenerationRequest], Shape],
+    shape: Callable[[GenerationRequest], StreamShape],
     index: int,
     text: str,
     stop_reason: str | int | None,
