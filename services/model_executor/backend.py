@@ -10,8 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from services.model_executor.batch import Ints, PersistentBatch, Rows
+from services.model_executor.grammars import Grammars
 from services.model_executor.report import NO_REPORT, Report
 from services.model_executor.results import Origin, Span, StepOutput, step_output
+from shared.grammars import read_vocabulary
 from shared.messages import Announce, Plan
 from shared.model import ModelInfo
 from shared.types import FinishReason, Incarnation
@@ -21,7 +23,7 @@ class Computed(NamedTuple):
     """What an iteration gave for the rows that sample."""
 
     tokens: Ints
-    broken: NDArray[np.bool_]  # whether a row's logits are no numbers
+    broken: NDArray[np.bool_]  # rows that have no token to choose
     span: Span
     report: Report = NO_REPORT
 
@@ -32,6 +34,10 @@ class Backend(ABC):
     def __init__(self, limits: Announce, info: ModelInfo, device: torch.device) -> None:
         self._limits = limits
         self._batch = PersistentBatch(limits, info.eos_token_ids, device)
+        self._grammars = Grammars(
+            lambda: read_vocabulary(info.path, info.vocab_size, info.eos_token_ids),
+            info.vocab_size,
+        )
 
     @property
     def num_running(self) -> int:
@@ -45,6 +51,7 @@ class Backend(ABC):
     def reset(self) -> None:
         """Drop all sequences."""
         self._batch.reset()
+        self._grammars.reset()
 
     def execute(
         self, plan: Plan, epoch: Incarnation, iteration: int = 0, arrived: float | None = None
@@ -54,9 +61,14 @@ class Backend(ABC):
         iteration: 0, or how often its rows were run before, under its lease.
         arrived: since when it could have been run, in monotonic seconds; None: since now.
         """
-        rows = self._batch.rows(plan) if iteration else self._batch.apply(plan)
+        if iteration:
+            rows = self._batch.rows(plan)
+        else:
+            rows = self._batch.apply(plan)
+            self._grammars.apply(plan)
         tokens, broken, span, report = self._compute(rows, arrived)
         finishes = self._finish(rows, tokens, broken)
+        self._grammars.advance(rows.sampling_slots, tokens, finishes)
         origin = Origin(epoch, plan.step, iteration)
         return step_output(origin, self._batch, rows, tokens, finishes, span, report)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.paged_batch import PagedBatch
 from kernels.sampling import sample
+from kernels.token_bitmask import apply_token_bitmask
 from services.model_executor.attention import CachedPass
 from services.model_executor.backend import Backend, Computed
-from services.model_executor.batch import Ints, Rows
+from services.model_executor.batch import Rows
 from services.model_executor.cpu import keep_memory, use_threads
 from services.model_executor.kv_cache import allocate, count_blocks
 from services.model_executor.loader import choose_device, load_model
@@ -94,15 +97,22 @@ class ModelRunner(Backend):
         )
 
     def _sample(self, logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """The tokens, also put into the batch, and whether a row's logits are no numbers."""
+        """The tokens, also put into the batch, and whether a row has none to choose."""
         slots, positions = rows.sampling_slots, rows.positions
         batch = self._batch
+        masks = self._grammars.masks(slots)
+        if masks is not None:
+            apply_token_bitmask(logits, self._upload(masks.bits))
         logits = batch.adjustments.apply(logits, batch.tokens, slots, positions)
         tokens = sample(logits, batch.sampling.take(slots), positions)
         batch.tokens[self._upload(slots), self._upload(positions)] = tokens.to(torch.int32)
-        return tokens, logits.amax(-1).isnan()
+        best = logits.amax(-1)
+        broken = best.isnan() | best.isneginf()
+        if masks is not None:
+            broken |= self._upload(masks.broken)
+        return tokens, broken
 
-    def _upload(self, values: Ints) -> Tensor:
+    def _upload(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
 
     def _warm_up(self) -> None:

@@ -10,11 +10,13 @@ import time
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from kernels.noise import row_keys
 from services.model_executor.backend import Backend, Computed
 from services.model_executor.batch import Ints, Rows
+from services.model_executor.grammars import Masks
 from services.model_executor.report import NO_REPORT
 from services.model_executor.results import Span
 from services.model_executor.simulated_reporter import SimulatedReporter, hidden_size
@@ -64,14 +66,17 @@ class SimulatedBackend(Backend):
         self._ended = began
         if len(rows.slots):
             self._ended += self._simulation.seconds(rows.prefill_tokens, rows.decode_tokens)
-        tokens = self._sample(rows)
+        tokens, broken = self._sample(rows)
         report = self._reporter.report(rows) if self._batch.wishes.any(rows.slots) else NO_REPORT
         time.sleep(max(0.0, self._ended - time.monotonic()))
         span = Span(began, self._ended)
-        return Computed(tokens, np.zeros(len(tokens), np.bool_), span, report)
+        return Computed(tokens, broken, span, report)
 
-    def _sample(self, rows: Rows) -> Ints:
-        """A token for each row that samples: a function of what goes before, position and seed."""
+    def _sample(self, rows: Rows) -> tuple[Ints, NDArray[np.bool_]]:
+        """A token for each row that samples: a function of what goes before, position and seed.
+
+        And which rows have none.
+        """
         slots, positions = rows.sampling_slots, rows.positions
         columns = self._batch.sampling.take(slots)
         seeds = np.where(columns.greedy, 0, columns.seed)
@@ -82,8 +87,24 @@ class SimulatedBackend(Backend):
             rules = self._batch.rules[slots[index]]
             if positions[index] >= rules.first_end and self._end_id in rules.end_ids:
                 tokens[index] = self._end_id
+        masks = self._grammars.masks(slots)
+        broken = np.zeros(len(tokens), np.bool_)
+        if masks is not None:
+            broken = masks.broken
+            self._keep_allowed(tokens, words, masks)
         self._tokens[slots, positions] = tokens
-        return tokens
+        return tokens, broken
+
+    def _keep_allowed(self, tokens: Ints, words: NDArray[np.uint32], masks: Masks) -> None:
+        """Put others in the place of tokens that a grammar does not allow; it ends when it may."""
+        vocab_size = self._limits.vocab_size
+        for index in masks.lines:
+            bits = np.unpackbits(masks.bits[index], count=vocab_size, bitorder="little")
+            if self._end_id >= 0 and bits[self._end_id]:
+                tokens[index] = self._end_id
+            elif not bits[tokens[index]]:
+                allowed = np.flatnonzero(bits)
+                tokens[index] = allowed[words[index] % len(allowed)]
 
 
 def find_words(info: ModelInfo) -> Ints:
