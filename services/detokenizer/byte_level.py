@@ -43,14 +43,29 @@ def _bytes_of(token: str) -> bytes:
 class ByteLevelDecoder:
     """Holds back at most the 3 bytes of a character that could still be completed."""
 
-    __slots__ = ("_decode", "_table")
+    __slots__ = ("_decode", "_table", "_utf8")
 
     def __init__(self, table: ByteTable) -> None:
         self._table = table
-        self._decode = _Utf8("replace").decode
+        self._utf8 = _Utf8("replace")
+        self._decode = self._utf8.decode
+
+    def ahead(self, token_id: int) -> int:
+        """1 if the token spoils what is held back, which becomes a character of its own then."""
+        held, _ = self._utf8.getstate()
+        first = self._table[token_id][:1]
+        return int(bool(held and first) and _is_broken(held + first))
 
     def push(self, token_id: int) -> str:
         return self._decode(self._table[token_id])
 
     def flush(self) -> str:
         return self._decode(b"", True)
+
+
+def _is_broken(content: bytes) -> bool:
+    try:
+        _Utf8("strict").decode(content)
+    except UnicodeDecodeError:
+        return True
+    return False

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from services.detokenizer.decoder import Decoders
-from services.detokenizer.deltas import DeltaColumns
-from services.detokenizer.early import EarlyTokens, Row
+from services.detokenizer.details import Entry, entries
+from services.detokenizer.early import EarlyTokens, Item, Row, num_tokens
 from services.detokenizer.journal import Journal
+from services.detokenizer.outbox import Outbox, Outgoing
 from shared.codec import Identity
-from shared.messages import (
-    Abort,
-    Accepted,
-    Failed,
-    Failure,
-    Finished,
-    Message,
-    Open,
-    StepResult,
-)
+from shared.messages import Embedding, Failed, Failure, Finished, Open, StepResult
 from shared.tombstones import Tombstones
-from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName
+from shared.types import FinishReason, Handle, Incarnation, RequestId
 
 SCHEDULER_LOST = Failure(503, "The scheduler of this request was lost.", code="service_unavailable")
 TOKENS_LOST = Failure(500, "Some tokens of this request were lost.", code="internal_error")
-
-Outgoing = tuple[ServiceName, str, Message]  # to the instance of this name
 
 
 @dataclass(slots=True)
@@ -45,36 +37,6 @@ class SchedulerLife:
     name: str
     last_handle: Handle = Handle(0)
     journals: dict[int, Journal] = field(default_factory=dict)  # by handle
-
-
-class Outbox:
-    """What one incoming message leads to: a `Deltas` for each gateway, and single messages."""
-
-    def __init__(self) -> None:
-        self._first: list[Outgoing] = []
-        self._deltas: dict[str, DeltaColumns] = {}
-        self._last: list[Outgoing] = []
-
-    def accept(self, journal: Journal) -> None:
-        accepted = Accepted(journal.request_id, len(journal.prompt), journal.scheduler.name)
-        self._first.append((ServiceName.GATEWAY, journal.gateway, accepted))
-
-    def deltas(self, gateway: str) -> DeltaColumns:
-        columns = self._deltas.get(gateway)
-        if columns is None:
-            columns = self._deltas[gateway] = DeltaColumns()
-        return columns
-
-    def abort(self, journal: Journal, reason: str) -> None:
-        abort = Abort(journal.request_id, reason)
-        self._last.append((ServiceName.SCHEDULER, journal.scheduler.name, abort))
-
-    def messages(self) -> list[Outgoing]:
-        deltas = [
-            (ServiceName.GATEWAY, gateway, columns.message())
-            for gateway, columns in self._deltas.items()
-        ]
-        return [*self._first, *deltas, *self._last]
 
 
 class DetokenizerCore:
@@ -98,9 +60,9 @@ class DetokenizerCore:
         outbox = Outbox()
         life = self._life(scheduler, outbox)
         life.last_handle = max(life.last_handle, opened.handle)
-        rows = self._early_tokens.claim(scheduler.incarnation, opened.handle)
+        early = self._early_tokens.claim(scheduler.incarnation, opened.handle)
         if self._tombstones.claim(opened.request_id):
-            self.counters.late_tokens += len(rows)
+            self.counters.late_tokens += num_tokens(early)
             return outbox.messages()
         if opened.request_id in self._journals:
             self._forget(self._journals[opened.request_id])
@@ -108,11 +70,14 @@ class DetokenizerCore:
         self._journals[opened.request_id] = journal
         life.journals[opened.handle] = journal
         outbox.accept(journal)
-        for row in rows:
-            if opened.request_id in self._journals:
-                self._take(journal, *row, outbox)
-            else:  # it ended with one of these rows
-                self.counters.late_tokens += 1
+        for place, item in enumerate(early):
+            if opened.request_id not in self._journals:  # it ended with one of these
+                self.counters.late_tokens += num_tokens(early[place:])
+                break
+            if isinstance(item, Row):
+                self._take(journal, *item, outbox)
+            else:
+                journal.note(item)
         return outbox.messages()
 
     def step(self, result: StepResult) -> list[Outgoing]:
@@ -120,6 +85,11 @@ class DetokenizerCore:
         outbox = Outbox()
         life = self._lives.get(result.epoch)
         journals = life.journals if life is not None else {}
+        for owner, remark in _remarks(result):
+            if (journal := journals.get(owner)) is not None:
+                journal.note(remark)
+            else:
+                self._stray(result.epoch, owner, remark)
         for handle, position, token_id, finish in zip(
             result.handles, result.positions, result.token_ids, result.finishes, strict=True
         ):
@@ -168,13 +138,14 @@ class DetokenizerCore:
             return
         self.counters.tokens += 1
         text = journal.take(token_id, finish)
-        if text:
+        if text or journal.teller is not None:
             outbox.deltas(journal.gateway).add(journal, text)
         if journal.finished is not None:
             self._forget(journal)
             outbox.deltas(journal.gateway).finish(journal.finished)
             if not finish:  # the executor does not know it yet
-                outbox.abort(journal, "a stop string was found")
+                failure = journal.finished.failure
+                outbox.abort(journal, failure.message if failure else "a stop string was found")
 
     def _misplaced(self, journal: Journal, position: int, outbox: Outbox) -> None:
         if position < journal.next_position:
@@ -183,12 +154,12 @@ class DetokenizerCore:
             self._fail(journal, TOKENS_LOST, outbox)
             outbox.abort(journal, "tokens were lost")
 
-    def _stray(self, epoch: Incarnation, handle: Handle, row: Row) -> None:
+    def _stray(self, epoch: Incarnation, handle: Handle, item: Item) -> None:
         life = self._lives.get(epoch)
         if life is not None and handle <= life.last_handle:
-            self.counters.late_tokens += 1
+            self.counters.late_tokens += num_tokens([item])
         else:
-            self.counters.dropped_early_tokens += self._early_tokens.keep(epoch, handle, row)
+            self.counters.dropped_early_tokens += self._early_tokens.keep(epoch, handle, item)
 
     def _life(self, scheduler: Identity, outbox: Outbox) -> SchedulerLife:
         life = self._lives.get(scheduler.incarnation)
@@ -214,3 +185,9 @@ class DetokenizerCore:
     def _forget(self, journal: Journal) -> None:
         self._journals.pop(journal.request_id, None)
         self._lives[journal.scheduler.incarnation].journals.pop(journal.handle, None)
+
+
+def _remarks(result: StepResult) -> Iterator[tuple[Handle, Entry | Embedding]]:
+    """What comes beside its tokens, and whose it is."""
+    embeddings = ((one.handle, one) for one in result.embeddings)
+    return chain(entries(result.logprobs) if result.logprobs else (), embeddings)

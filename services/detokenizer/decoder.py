@@ -7,7 +7,7 @@ library makes of the same ids at once. For the usual decoders that holds for any
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +21,10 @@ from services.detokenizer.window import WindowDecoder
 class TokenDecoder(Protocol):
     """The decoder of one sequence."""
 
+    def ahead(self, token_id: int) -> int:
+        """How many characters will come between the text so far and where this token's begins."""
+        ...
+
     def push(self, token_id: int) -> str:
         """The text that became certain with this token; "" if none did."""
         ...
@@ -28,6 +32,17 @@ class TokenDecoder(Protocol):
     def flush(self) -> str:
         """The rest, at the end of the sequence."""
         ...
+
+
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each id, also of special ones, filled as ids are met; b"" for unknown ones."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+
+    def __missing__(self, token_id: int) -> bytes:
+        self[token_id] = content = self._bytes_of(token_id)
+        return content
 
 
 class Decoders:
@@ -43,6 +58,7 @@ class Decoders:
         self._special_ids = frozenset(index for index, token in added.items() if token.special)
         # One table for each value of skip_special_tokens.
         self._tables = [self._table(frozenset()), self._table(self._special_ids)]
+        self.pieces = TokenBytes(self._bytes)
 
     def _table(self, skipped: frozenset[int]) -> ByteTable | PieceTable | None:
         decoder = json.loads(self._tokenizer.to_str())["decoder"] or {}
@@ -65,3 +81,13 @@ class Decoders:
         """The vocabulary's name of an id."""
         name: str | None = self._tokenizer.id_to_token(token_id)
         return name
+
+    def _bytes(self, token_id: int) -> bytes:
+        """A token's own, wherever it stands: a SentencePiece keeps its space."""
+        table = self._tables[False]
+        if isinstance(table, ByteTable):
+            return table[token_id]
+        if isinstance(table, PieceTable):
+            piece = table[token_id]
+            return bytes((piece,)) if isinstance(piece, int) else (piece or "").encode()
+        return str(self._tokenizer.decode([token_id], skip_special_tokens=False)).encode()

@@ -1,13 +1,15 @@
-"""Tokens that came before their `Open`."""
+"""What came of tokens before their `Open`."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from typing import NamedTuple
 
+from services.detokenizer.details import Entry
+from shared.messages import Embedding
 from shared.types import Handle, Incarnation
 
-MAX_TOKENS = 16384  # an `Open` is late by an iteration or two, for one batch's rows
+MAX_WAITING = 65536  # an `Open` is late by an iteration or two, for one batch's rows
 
 
 class Row(NamedTuple):
@@ -18,25 +20,32 @@ class Row(NamedTuple):
     finish: int
 
 
+Item = Row | Entry | Embedding
+
+
 class EarlyTokens:
-    """Keeps the newest tokens of requests that are yet to be opened."""
+    """Keeps the newest of what came for requests that are yet to be opened."""
 
     def __init__(self) -> None:
-        self._rows: OrderedDict[tuple[Incarnation, Handle], list[Row]] = OrderedDict()
+        self._items: OrderedDict[tuple[Incarnation, Handle], list[Item]] = OrderedDict()
         self.size = 0
 
-    def keep(self, epoch: Incarnation, handle: Handle, row: Row) -> int:
+    def keep(self, epoch: Incarnation, handle: Handle, item: Item) -> int:
         """Returns how many older tokens had to go."""
-        self._rows.setdefault((epoch, handle), []).append(row)
+        self._items.setdefault((epoch, handle), []).append(item)
         self.size += 1
-        if self.size <= MAX_TOKENS:
+        if self.size <= MAX_WAITING:
             return 0
-        _, dropped = self._rows.popitem(last=False)
+        _, dropped = self._items.popitem(last=False)
         self.size -= len(dropped)
-        return len(dropped)
+        return num_tokens(dropped)
 
-    def claim(self, epoch: Incarnation, handle: Handle) -> list[Row]:
-        """The tokens of a request that is opened now, in the order of their coming."""
-        rows = self._rows.pop((epoch, handle), [])
-        self.size -= len(rows)
-        return rows
+    def claim(self, epoch: Incarnation, handle: Handle) -> list[Item]:
+        """What waited for a request that is opened now, in the order of its coming."""
+        items = self._items.pop((epoch, handle), [])
+        self.size -= len(items)
+        return items
+
+
+def num_tokens(items: list[Item]) -> int:
+    return sum(isinstance(item, Row) for item in items)

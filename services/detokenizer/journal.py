@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from services.detokenizer.decoder import Decoders, TokenDecoder
+from services.detokenizer.details import Entry, Teller
 from services.detokenizer.stop import StopMatcher
 from shared.codec import Identity
-from shared.messages import Finished, Open
+from shared.messages import Embedding, Failure, Finished, Open
+from shared.sampling import SamplingParams
 from shared.types import FinishReason, int32s
+
+LOGPROBS_LOST = Failure(500, "The prompt's logprobs were lost.", code="internal_error")
+EMBEDDING_LOST = Failure(500, "The embedding was lost.", code="internal_error")
 
 
 class Journal:
@@ -16,12 +21,16 @@ class Journal:
                [prompt, next)  `output`, every token once
     Characters: [0, sent)      handed to the gateway
                 [sent, ...)    held back: half a character, or what may become a stop string
+    An echoed prompt's characters come first, with those of the first token.
     """
 
     __slots__ = (
+        "_decoded",
         "_decoder",
+        "_embedding",
         "_eos_token_ids",
         "_name_of",
+        "_plain",
         "_stops",
         "finished",
         "gateway",
@@ -33,6 +42,7 @@ class Journal:
         "request_id",
         "scheduler",
         "sent",
+        "teller",
     )
 
     def __init__(
@@ -48,30 +58,88 @@ class Journal:
         self.next_position = len(opened.token_ids)
         self.sent = 0
         self.finished: Finished | None = None
+        self.teller = _teller(opened, decoders)
         self._eos_token_ids = eos_token_ids
         self._name_of = decoders.token
         self._decoder: TokenDecoder = decoders.open(
-            opened.token_ids, skip_special_tokens=params.skip_special_tokens
+            () if params.echo else opened.token_ids, skip_special_tokens=params.skip_special_tokens
         )
+        self._decoded = 0  # characters, also those behind a stop string
+        self._embedding = b""
         self._stops: StopMatcher | None = None
         if params.stop:
             self._stops = StopMatcher(params.stop, include=params.include_stop_str_in_output)
+        self._plain = _is_plain(params)
+
+    def note(self, remark: Entry | Embedding) -> None:
+        """Take what comes beside the tokens, before the token that it belongs to."""
+        if isinstance(remark, Embedding):
+            self._embedding = remark.vector
+        elif self.teller is not None and remark.position <= self.next_position:
+            self.teller.note(remark)
 
     def take(self, token_id: int, finish: int) -> str:
         """Add the token at `next_position`; returns the text that can be sent now.
 
-        At the end, which is the executor's `finish` or a stop string, `finished` is set.
+        At the end, which is the executor's `finish`, a stop string or a loss, `finished` is set.
         """
-        self.output.append(token_id)
-        self.next_position += 1
-        if not finish and self._stops is None:
+        if self._plain and not finish:
+            self.output.append(token_id)
+            self.next_position += 1
             return self._decoder.push(token_id)
         return self._take_checked(token_id, finish)
 
     def _take_checked(self, token_id: int, finish: int) -> str:
-        text = "" if self._is_hidden(finish) else self._decoder.push(token_id)
-        if finish:
-            text += self._decoder.flush()
+        begins = self.next_position == len(self.prompt)
+        self.next_position += 1
+        if begins and self._lacks_logprobs():
+            self.finished = self._failed(LOGPROBS_LOST)
+            return ""
+        prompt = self._begin() if begins else ""
+        if self.params.hidden_tokens:
+            stopped = finish in (FinishReason.NONE, FinishReason.STOP)
+            self.finished = self._end(FinishReason.LENGTH if stopped else FinishReason(finish))
+            return prompt + self._decoder.flush()
+        self.output.append(token_id)
+        return prompt + self._cut(self._decode(token_id, finish), token_id, finish)
+
+    def _lacks_logprobs(self) -> bool:
+        """A prompt's are not told in part: sums of them would be wrong without a sign."""
+        if self.teller is None or self.params.prompt_logprobs is None:
+            return False
+        return not self.teller.knows(range(1, len(self.prompt)))
+
+    def _begin(self) -> str:
+        """The prompt's text if it is echoed; tells of its tokens if that is wanted.
+
+        The decoder reads on, so that prompt and output are as the library decodes them together.
+        """
+        text, offsets = "", int32s(bytes(self.prompt.itemsize * len(self.prompt)))
+        if self.params.echo:
+            for place, token_id in enumerate(self.prompt):
+                offsets[place] = len(text) + self._decoder.ahead(token_id)
+                text += self._decoder.push(token_id)
+        if self.teller is not None and self.teller.next_position == 0:
+            self.teller.tell(self.prompt, offsets)
+        self._decoded = len(text)
+        return text
+
+    def _decode(self, token_id: int, finish: int) -> str:
+        """The text that became certain, stop strings included; tells of the token if wanted."""
+        hidden = self._is_hidden(finish)
+        text = self._decoder.flush() if hidden else ""
+        if self.teller is not None:
+            offset = self._decoded + len(text) + self._decoder.ahead(token_id)
+            self.teller.tell(int32s([token_id]), int32s([offset]))
+        if not hidden:
+            text = self._decoder.push(token_id)
+            if finish:
+                text += self._decoder.flush()
+        self._decoded += len(text)
+        return text
+
+    def _cut(self, text: str, token_id: int, finish: int) -> str:
+        """What of it can be sent now; sets `finished` at the end."""
         if self._stops is not None:
             armed = len(self.output) > self.params.min_tokens
             text, stop = self._stops.feed(text, armed=armed)
@@ -98,5 +166,26 @@ class Journal:
         own = token_id in self._eos_token_ids and not self.params.ignore_eos
         return None if own else token_id
 
-    def _end(self, reason: FinishReason, stop_reason: str | int | None) -> Finished:
-        return Finished(self.request_id, reason, len(self.output), stop_reason)
+    def _end(self, reason: FinishReason, stop_reason: str | int | None = None) -> Finished:
+        if self.params.embed and not self._embedding and reason is not FinishReason.ERROR:
+            return self._failed(EMBEDDING_LOST)
+        return Finished(
+            self.request_id, reason, len(self.output), stop_reason, embedding=self._embedding
+        )
+
+    def _failed(self, failure: Failure) -> Finished:
+        return Finished(self.request_id, FinishReason.ERROR, len(self.output), failure=failure)
+
+
+def _teller(opened: Open, decoders: Decoders) -> Teller | None:
+    params = opened.params
+    if not params.wants_tokens:
+        return None
+    with_prompt = params.return_token_ids or params.prompt_logprobs is not None
+    position = 0 if with_prompt else len(opened.token_ids)
+    return Teller(opened.request_id, decoders.pieces, position)
+
+
+def _is_plain(params: SamplingParams) -> bool:
+    """Whether a token that is not the last needs only to be decoded."""
+    return not (params.stop or params.wants_tokens or params.echo or params.hidden_tokens)

@@ -91,7 +91,7 @@ class PieceTable(dict[int, str | int | None]):
 class PieceDecoder:
     """Holds back a run of byte tokens while it is valid: the next byte may spoil all of it."""
 
-    __slots__ = ("_first", "_run", "_spoiled", "_strip", "_table", "_utf8")
+    __slots__ = ("_first", "_run", "_spoiled", "_strip", "_table", "_utf8", "_whole")
 
     def __init__(self, table: PieceTable, *, first: bool) -> None:
         """`first`: no text stands before."""
@@ -100,7 +100,13 @@ class PieceDecoder:
         self._strip = table.rules.strip_count if first else 0  # still to be cut, at most
         self._utf8 = _Utf8("strict")
         self._run = bytearray()  # byte tokens, so far valid
+        self._whole = 0  # characters in it that are complete
         self._spoiled = False  # the run that goes on is not valid
+
+    def ahead(self, token_id: int) -> int:
+        """The characters of a run that is held back, as if no byte came to spoil it."""
+        cut_off = isinstance(self._table[token_id], str) and self._utf8.getstate()[0]
+        return len(self._run) if cut_off else self._whole
 
     def push(self, token_id: int) -> str:
         piece = self._table[token_id]
@@ -121,7 +127,7 @@ class PieceDecoder:
             return UNKNOWN
         self._run.append(byte)
         try:
-            self._utf8.decode(bytes((byte,)))
+            self._whole += len(self._utf8.decode(bytes((byte,))))
         except UnicodeDecodeError:
             self._spoiled = True
             return UNKNOWN * self._take_run()[0]
@@ -141,6 +147,7 @@ class PieceDecoder:
         run = bytes(self._run)
         self._run.clear()
         self._utf8.reset()
+        self._whole = 0
         return len(run), run
 
     def _stripped(self, text: str) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from services.detokenizer.core import DetokenizerCore, Outgoing
+from services.detokenizer.core import DetokenizerCore
 from services.detokenizer.decoder import Decoders
 from services.detokenizer.metrics import DetokenizerCollector
+from services.detokenizer.outbox import Outgoing
 from services.detokenizer.undelivered import Undelivered
 from shared.codec import Identity
 from shared.mesh import Mesh

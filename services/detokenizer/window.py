@@ -29,6 +29,10 @@ class WindowDecoder:
         self._context_text = decode(self._context)
         self._pending: list[int] = []
 
+    def ahead(self, token_id: int) -> int:
+        """Nothing is known of what is held back."""
+        return 0
+
     def push(self, token_id: int) -> str:
         self._pending.append(token_id)
         text = self._text()

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from services.detokenizer import early
-from services.detokenizer.core import DetokenizerCore, Outgoing
+from services.detokenizer.core import DetokenizerCore
 from services.detokenizer.decoder import Decoders
+from services.detokenizer.outbox import Outgoing
 from shared.codec import Identity
 from shared.messages import (
     Abort,
@@ -164,7 +165,7 @@ def test_early_tokens_behind_a_stop_string_are_dropped(
 def test_early_tokens_that_had_to_go_are_a_gap(
     core: DetokenizerCore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(early, "MAX_TOKENS", 1)
+    monkeypatch.setattr(early, "MAX_WAITING", 1)
     core.step(step((1, 0, 81, NONE), (2, 0, 81, NONE)))
     assert core.counters.dropped_early_tokens == 1
     core.open(opened(1), SCHEDULER_0)

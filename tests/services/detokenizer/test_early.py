@@ -23,7 +23,7 @@ def test_tokens_wait_for_their_own_request_in_order() -> None:
 
 
 def test_tokens_are_bounded_and_the_oldest_request_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early, "MAX_TOKENS", 3)
+    monkeypatch.setattr(early, "MAX_WAITING", 3)
     tokens = EarlyTokens()
     handles = [1, 1, 2, 3]
     dropped = [tokens.keep(EPOCH, Handle(one), Row(0, 0, 0)) for one in handles]
