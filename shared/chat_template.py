@@ -9,8 +9,11 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from shared.tool_prompt import in_words
 
 CUT = "HEADRACE_CUT_THE_CHAT_HERE "  # the space shows whether the template strips messages
 MAX_REASON_CHARS = 500
@@ -29,14 +32,18 @@ class ChatTemplate:
         `special_tokens` are the variables bos_token and so on; one that is "" stays undefined.
         """
         self._special_tokens = {name: text for name, text in special_tokens.items() if text}
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            self.uses_tools = "tools" in find_undeclared_variables(environment.parse(source))
         except TemplateError as error:
             raise ChatError(f"The chat template is broken: {_reason(error)}") from error
 
     def render(self, chat: str) -> str:
         """The text for a chat as `Prompt.chat` holds it; raises ChatError."""
         messages, variables = _read(chat)
+        if not self.uses_tools:
+            messages = _in_words(messages, variables)
         if not variables.pop("continue_final_message", False):
             return self._render(messages, variables)
         # The last message is marked at its end, and whatever the template puts behind is cut off.
@@ -60,7 +67,7 @@ class ChatTemplate:
 
 
 def _read(chat: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The messages, without what is null in them, and the other variables."""
+    """The messages, without what is null in them but content, and the other variables."""
     try:
         variables = json.loads(chat)
         messages = variables.pop("messages")
@@ -71,8 +78,17 @@ def _read(chat: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         raise ChatError(f"The messages cannot be read: {_reason(error)}") from error
 
 
+def _in_words(messages: list[dict[str, Any]], variables: dict[str, Any]) -> list[dict[str, Any]]:
+    try:
+        return in_words(messages, variables.get("tools"))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ChatError(f"The calls cannot be read: {_reason(error)}") from error
+
+
 def _without_null(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if value is not None}
+    return {
+        name: value for name, value in message.items() if value is not None or name == "content"
+    }
 
 
 def _reason(error: Exception) -> str:

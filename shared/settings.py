@@ -113,6 +113,19 @@ class Settings:
         False, "render chat templates that come with requests", GATEWAY
     )
 
+    tool_call_parser: str = _setting(
+        "auto",
+        "how the model writes tool calls; auto: as its chat template shows",
+        GATEWAY,
+        choices=("auto", "none", "hermes", "llama3_json", "mistral", "pythonic"),
+    )
+    reasoning_parser: str = _setting(
+        "auto",
+        "how the model marks its reasoning; auto: as its chat template shows",
+        GATEWAY,
+        choices=("auto", "none", "qwen3", "deepseek_r1", "mistral", "seed_oss"),
+    )
+
     # Scheduling
     max_queue: int = _setting(1024, "requests waiting beyond those running", SCHEDULER, at_least=0)
     run_ahead: int = _setting(

@@ -14,6 +14,7 @@ from services.gateway.errors import model_not_found
 from services.gateway.flight import Flight, Link
 from services.gateway.flights import Flights
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.parsing.answers import Formats
 from services.gateway.questions import Questions
 from services.gateway.readiness import Readiness
 from services.gateway.request import Context, GenerationRequest
@@ -28,6 +29,7 @@ from shared.types import ServiceName
 class Parts:
     settings: Settings
     model: ModelInfo
+    formats: Formats
     names: list[str]  # of the model in the API; the first is the default
     started: int  # Unix time, seconds
     link: Link
@@ -52,14 +54,16 @@ class Parts:
     def context(self, body: RequestBody, scope: Scope) -> Context:
         """What a request's body is read against; raises ApiError for an unknown model."""
         return Context(
-            model=self.name_of(body.model),
+            model=self.name_of(scope["path_params"].get("model", body.model)),
             vocab_size=self.model.vocab_size,
             max_model_len=self.model.max_model_len,
+            hidden_size=self.model.hidden_size,
             draw_seed=self.draw_seed,
             key=scope.get("headrace.key"),
             request_id=scope.get("headrace.request_id", ""),
             max_logprobs=self.settings.max_logprobs,
             trust_chat_template=self.settings.trust_request_chat_template,
+            formats=self.formats,
         )
 
     def take_off(self, request: GenerationRequest, arrived: float) -> Flight:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from services.gateway.output import OutputParser
+from services.gateway.parsing.answers import Formats
 from shared.messages import Prompt
 from shared.sampling import SamplingParams
 
@@ -23,6 +25,8 @@ class Context:
     request_id: str = ""  # the client's name for the request, or a drawn one
     max_logprobs: int = 20
     trust_chat_template: bool = False  # one that comes with a request
+    formats: Formats = field(default_factory=Formats)  # of calls and reasoning
+    hidden_size: int = 0  # numbers of an embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class GenerationRequest:
     best_of: int | None = None
     tell: Tell = field(default_factory=Tell)
     request_id: str = ""  # the client's name for it
+    new_parser: Callable[[], OutputParser] | None = None  # of one answer; None: all is content
 
     @property
     def samples(self) -> int:

@@ -15,6 +15,7 @@ from services.gateway.errors import unavailable_failure
 from services.gateway.flights import Flights
 from services.gateway.gather import Gatherer
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.parsing.answers import Formats
 from services.gateway.parts import Parts
 from services.gateway.probe import Prober
 from services.gateway.questions import Questions
@@ -160,11 +161,14 @@ class GatewayService(Service):
         return self._readiness.whole and self._admission.capacity(schedulers) > 0
 
     def _parts(self, model: ModelInfo) -> Parts:
+        parsers = self.settings.tool_call_parser, self.settings.reasoning_parser
+        formats = Formats.of(model, *parsers)
         drawn = self.settings.seed
         seeds = random.Random(None if drawn is None else f"{drawn}/{self.settings.index}")
         return Parts(
             settings=self.settings,
             model=model,
+            formats=formats,
             names=self.settings.served_model_name or [model.path.name],
             started=int(time.time()),
             link=self.mesh,

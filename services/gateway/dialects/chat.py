@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from services.gateway.body import RequestBody
-from services.gateway.chat import read_messages
-from services.gateway.collector import Choice
+from services.gateway.chat import Message, read_messages
+from services.gateway.dialects.chat_shape import ChatShape
 from services.gateway.errors import invalid
 from services.gateway.generation_body import Alternatives, GenerationBody, TokenLimit
-from services.gateway.logprobs import as_text, chat_logprobs
+from services.gateway.parsing.answers import AnswerFormat
+from services.gateway.parsing.thinking import Thinking
 from services.gateway.request import Context, GenerationRequest
-from services.gateway.shape import ChoiceShape, Shape, quote
-from services.gateway.telling import Told
+from services.gateway.shape import Shape
+from services.gateway.tool_use import ToolChoice
+from services.gateway.tools import ToolFields
 from shared.messages import Prompt
+from shared.sampling import Grammar
 
 Template = Annotated[str, StringConstraints(min_length=1)]
 # What a template is given by the server: not for `chat_template_kwargs`.
@@ -28,7 +31,7 @@ RESERVED = frozenset(
 )
 
 
-class ChatOptions(RequestBody):
+class ChatOptions(ToolFields):
     """How a chat becomes a prompt, for generation and tokenization alike."""
 
     add_generation_prompt: bool = True
@@ -38,7 +41,7 @@ class ChatOptions(RequestBody):
 
     def chat_prompt(
         self,
-        messages: list[dict[str, str]],
+        messages: list[Message],
         context: Context,
         *,
         add_special_tokens: bool,
@@ -52,6 +55,8 @@ class ChatOptions(RequestBody):
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
         }
+        if tools := self.told_tools():
+            chat["tools"] = tools
         return Prompt(
             chat=json.dumps(chat, ensure_ascii=False),
             add_special_tokens=add_special_tokens,
@@ -79,6 +84,7 @@ class ChatBody(GenerationBody, ChatOptions):
     max_completion_tokens: TokenLimit | None = None
     logprobs: bool = False
     top_logprobs: Alternatives = 0
+    include_reasoning: bool = True
 
     @property
     def token_limit(self) -> int | None:
@@ -105,45 +111,46 @@ class ChatBody(GenerationBody, ChatOptions):
         )
         return [prompt]
 
+    def to_request(self, context: Context) -> GenerationRequest:
+        request = super().to_request(context)
+        format = self._format(context, request.params.grammar)
+        params = format.apply(request.params)
+        return replace(request, params=params, new_parser=format.new_parser)
+
     def to_shape(self, request: GenerationRequest, context: Context) -> Shape:
-        return ChatShape(request, self._echoed if self.echo else "")
+        use = self.tool_use()
+        return ChatShape(
+            request,
+            echoed=self._final_text if self.echo else "",
+            show_reasoning=self.include_reasoning,
+            # OpenAI's answer to a call that was asked for by name.
+            called="stop" if use and use.choice is ToolChoice.NAMED else "tool_calls",
+        )
+
+    def _format(self, context: Context, grammar: Grammar | None) -> AnswerFormat:
+        use, formats = self.tool_use(), context.formats
+        if use is not None and formats.tools is None:
+            raise invalid(
+                "tools: this server does not serve them.", "tools", "unsupported_parameter"
+            )
+        try:
+            return formats.of_answer(use, self._thinking(context), grammar)
+        except ValueError as error:
+            raise invalid(f"response_format: {error}.", "response_format") from None
+
+    def _thinking(self, context: Context) -> Thinking:
+        thoughts = context.formats.thoughts
+        if thoughts is None or self.chat_template is not None:
+            return Thinking.OVER if thoughts is None else Thinking.POSSIBLE
+        if self.continue_final_message:
+            return thoughts.in_text(self._final_text)
+        if not self.add_generation_prompt:
+            return Thinking.POSSIBLE
+        return thoughts.at_start(self.chat_template_kwargs)
 
     @property
-    def _echoed(self) -> str:
+    def _final_text(self) -> str:
         """The text of the final message, if it is the assistant's."""
         final = read_messages(self.messages[-1:])[0]
-        return final["content"] if final["role"] == "assistant" else ""
-
-
-class ChatShape(ChoiceShape):
-    id_prefix = "chatcmpl"
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def __init__(self, request: GenerationRequest, echoed: str = "") -> None:
-        """`echoed` comes before the answer's text."""
-        super().__init__(request, chat_logprobs, as_text)
-        self._echoed = echoed
-
-    def opening(self, choices: list[Choice]) -> bytes:
-        deltas = ['{"role":"assistant","content":""}']
-        if self._echoed:
-            deltas.append(f'{{"content":{quote(self._echoed)}}}')
-        end = self._end_of_chunk(choices)
-        events = [
-            f'{self._start}{{"index":{index},"delta":{delta},"logprobs":null,'
-            f'"finish_reason":null,"stop_reason":null}}{end}'
-            for index in range(len(choices))
-            for delta in deltas
-        ]
-        return "".join(events).encode()
-
-    def _content(self, text: str) -> dict[str, Any]:
-        content = self._echoed + text
-        return {"message": {"role": "assistant", "content": content, "refusal": None}}
-
-    def _chunk_content(self, text: str) -> str:
-        return f'"delta":{{"content":{text}}}' if text != '""' else '"delta":{}'
-
-    def _place_told(self, told: Told) -> tuple[dict[str, Any], dict[str, Any]]:
-        return told.in_choice, told.of_prompt
+        text: str | None = final["content"] if final["role"] == "assistant" else ""
+        return text or ""

@@ -10,6 +10,44 @@ from services.gateway.chat import read_messages
 from services.gateway.errors import ApiError
 
 
+def calling(arguments: Any = "{}", **others: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "call_1", "type": "function", "function": function, **others}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def test_calls_and_their_results() -> None:
+    """R116: what clients send back of an answer with calls."""
+    messages = [
+        calling('{"city": "Paris"}') | {"refusal": None, "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "20 C"}]},
+        calling("") | {"content": "So: ", "name": "bob"},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "done"},
+    ]
+    function: dict[str, Any] = {"name": "f", "arguments": {"city": "Paris"}}
+    empty = {"name": "f", "arguments": {}}
+    call = {"id": "call_1", "type": "function", "function": function}
+    legacy = {"id": "000000000", "type": "function", "function": empty}
+    assert read_messages(messages) == [
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "hm",
+            "tool_calls": [call],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "20 C"},
+        {
+            "role": "assistant",
+            "content": "So: ",
+            "name": "bob",
+            "tool_calls": [{**call, "function": empty}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [legacy]},
+        {"role": "tool", "tool_call_id": "000000000", "name": "f", "content": "done"},
+    ]
+
+
 def test_roles_and_texts() -> None:
     messages = [
         {"role": "developer", "content": "be brief"},
@@ -52,11 +90,24 @@ def test_text_parts_are_joined_by_line_ends() -> None:
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "'image_url'"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "'input_audio'"),
         ({"role": "assistant", "content": "x", "audio": {"id": "1"}}, "audio"),
-        ({"role": "tool", "content": "x", "tool_call_id": "1"}, "tool"),
-        ({"role": "tool", "content": "x"}, "tool"),
-        ({"role": "function", "content": "x", "name": "f"}, "tool"),
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, "tool"),
-        ({"role": "assistant", "content": "x", "function_call": {"name": "f"}}, "tool"),
+        ({"role": "tool", "content": "x"}, "messages[1].tool_call_id"),
+        ({"role": "tool", "tool_call_id": "1"}, "messages[1].content"),
+        ({"role": "function", "content": "x"}, "messages[1].name"),
+        ({"role": "assistant", "content": None}, "messages[1].content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "messages[1].content"),
+        ({"role": "assistant", "reasoning_content": 5, "content": "x"}, ".reasoning_content"),
+        ({"role": "assistant", "tool_calls": {}}, "messages[1].tool_calls"),
+        ({"role": "assistant", "tool_calls": [5]}, "messages[1].tool_calls[0]"),
+        (calling(id=None), "messages[1].tool_calls[0].id"),
+        (calling(type="custom"), "messages[1].tool_calls[0].type"),
+        (calling(function=None), "messages[1].tool_calls[0].function"),
+        (calling(function={"arguments": "{}"}), "messages[1].tool_calls[0].function.name"),
+        (calling(function={"name": "f"}), "messages[1].tool_calls[0].function.arguments"),
+        (calling(arguments={"a": 1}), "messages[1].tool_calls[0].function.arguments"),
+        (calling(arguments="{"), "messages[1].tool_calls[0].function.arguments"),
+        (calling(arguments="[1]"), "messages[1].tool_calls[0].function.arguments"),
+        (calling(arguments="[" * 100_000), "messages[1].tool_calls[0].function.arguments"),
+        ({"role": "assistant", "function_call": {"name": "f"}}, "function_call.arguments"),
     ],
 )
 def test_bad_messages_are_named(message: Any, naming: str) -> None:
