@@ -34,4 +34,5 @@ def avoid_words(logits: Tensor, tokens: Tensor, words: Words) -> None:
     before = tokens[words.slots[:, None], columns.clamp(min=0)]
     same = (before == words.firsts) & (columns >= 0)
     begun = (same | (words.firsts < 0)).all(-1)
-    logits[words.rows[begun], words.lasts[begun]] = AVOIDED
+    rows, lasts = words.rows[begun], words.lasts[begun]
+    logits[rows, lasts] = logits[rows, lasts].clamp(max=AVOIDED)  # what is forbidden remains so

@@ -70,7 +70,6 @@ class Adjustment:
         device: torch.device,
     ) -> Adjustment:
         bias = [one for one in params.logit_bias if 0 <= one.token_id < vocab_size]
-        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         forbidden = None
         if params.allowed_token_ids:
             forbidden = torch.ones(vocab_size, dtype=torch.bool)
@@ -84,17 +83,9 @@ class Adjustment:
             bad_words=WordIds.of(params.bad_word_ids, vocab_size),
             biased=np.array([one.token_id for one in bias], np.int64),
             bias=np.array([one.value for one in bias], np.float32),
-            penalties=None if penalties == (1.0, 0.0, 0.0) else penalties,
+            penalties=_penalties(params),
             forbidden=forbidden,
         )
-
-    @property
-    def until(self) -> int:
-        """The position from which on there is nothing to do."""
-        lasting = len(self.bad_words.lasts) or len(self.biased)
-        if lasting or self.penalties is not None or self.forbidden is not None:
-            return ALWAYS
-        return self.first_end
 
 
 class _Row(NamedTuple):
@@ -117,19 +108,18 @@ class Adjustments:
     def __init__(self, slots: int, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size
         self._device = device
-        self._until = np.zeros(slots, np.int64)
+        self._until = np.zeros(slots, np.int64)  # before this position there is something to do
         self._own: dict[int, Adjustment] = {}  # of slots that want any, or wanted some
 
     def enter(
         self, slot: int, params: SamplingParams, prompt_tokens: int, rules: StopRules
     ) -> None:
         """A sequence takes the slot."""
-        own = Adjustment.of(params, prompt_tokens, rules, self._vocab_size, self._device)
-        self._until[slot] = own.until
-        if own.until > prompt_tokens:
+        self._until[slot] = until = ALWAYS if _lasting(params) else rules.first_end
+        self._own.pop(slot, None)
+        if until > prompt_tokens:
+            own = Adjustment.of(params, prompt_tokens, rules, self._vocab_size, self._device)
             self._own[slot] = own
-        else:
-            self._own.pop(slot, None)
 
     def apply(self, logits: Tensor, tokens: Tensor, slots: Ints, positions: Ints) -> Tensor:
         """The logits to choose from; those given may be changed.
@@ -186,3 +176,14 @@ class Adjustments:
 
     def _upload(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self._device, non_blocking=True)
+
+
+def _penalties(params: SamplingParams) -> tuple[float, float, float] | None:
+    made = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+    return None if made == (1.0, 0.0, 0.0) else made
+
+
+def _lasting(params: SamplingParams) -> bool:
+    """Whether it wants something for all of its tokens."""
+    lists = params.logit_bias or params.allowed_token_ids or params.bad_word_ids
+    return bool(lists) or _penalties(params) is not None

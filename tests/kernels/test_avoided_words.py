@@ -32,6 +32,13 @@ def test_two_words_with_the_same_end_do_not_disturb_each_other() -> None:
     assert avoided((0, 0, 3, [-1, -1, 8], 7), (0, 0, 3, [-1, -1, 6], 7)) == [(0, 7)]
 
 
+def test_what_is_forbidden_remains_so() -> None:
+    logits = torch.tensor([[0.0, float("-inf")]])
+    zeros, none = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.int64)
+    avoid_words(logits, TOKENS, Words(zeros, zeros, zeros + 1, none, torch.tensor([0, 1])))
+    assert logits.tolist() == [[torch.tensor(AVOIDED).item(), float("-inf")]]
+
+
 def test_what_is_avoided_comes_only_where_nothing_else_can() -> None:
     logits = torch.full((64, 9), AVOIDED)
     logits[:32, 5] = -50.0
