@@ -91,11 +91,13 @@ class Metrics:
 
 
 def machine_cpu_seconds() -> float:
-    """CPU time of all processes of the machine since it began."""
-    user, nice, system, _, _, irq, softirq, steal = map(
-        int, Path("/proc/stat").read_text().split()[1:9]
-    )
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    """CPU time of all processes of the machine, from a beginning of no meaning.
+
+    All time but that of idle cores: the system samples the times of processes far more coarsely.
+    """
+    cores = os.cpu_count() or 1
+    idle, waiting = map(int, Path("/proc/stat").read_text().split()[4:6])
+    return cores * time.monotonic() - (idle + waiting) / os.sysconf("SC_CLK_TCK")
 
 
 def _get(url: str) -> str:
