@@ -117,8 +117,8 @@ def _is_json(grammar: Grammar) -> bool:
 
 
 def _mixes(calls: Calls | None) -> bool:
-    """Whether a grammar for content can leave room for calls."""
-    return calls is None or calls[0].writes_notation
+    """Whether content that is JSON, and calls, are told apart by their first character."""
+    return calls is None or (calls[0].writes_notation and calls[0].notation.mark != "")
 
 
 def _call_parser(format: ToolFormat, use: ToolUse) -> OutputParser:

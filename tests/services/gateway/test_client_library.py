@@ -86,7 +86,7 @@ async def test_refusals_have_their_classes(mesh: ScriptedMesh, official: AsyncOp
         await completions.create(model="wrong", prompt="hi")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.NotFoundError, match="Unknown route"):
-        await official.embeddings.create(model=MODEL, input="hi")
+        await official.moderations.create(input="hi")
     size = CREDIT.max_num_seqs + CREDIT.max_queue
     async with background(completions.create(model=MODEL, prompt=["x"] * size)):
         await mesh.tokenizer.hear(Generate)

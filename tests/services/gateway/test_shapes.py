@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.collector import Change, Choice
-from services.gateway.dialects.chat import ChatShape
+from services.gateway.dialects.chat_shape import ChatShape
 from services.gateway.dialects.completion import CompletionShape
 from services.gateway.logprobs import as_key, completion_logprobs
 from services.gateway.request import GenerationRequest

@@ -83,13 +83,15 @@ def test_a_server_without_a_parser_refuses() -> None:
 def test_what_the_template_is_given() -> None:
     (prompt,) = read(tools=[TOOL, OTHER]).prompts
     assert json.loads(prompt.chat or "")["tools"] == [TOOL, OTHER]
-    for fields in ({"tools": [TOOL], "tool_choice": "none"}, {"tools": None}, {"tools": []}):
+    without: list[dict[str, Any]] = [{"tools": [TOOL], "tool_choice": "none"}, {"tools": None}]
+    for fields in [*without, {"tools": []}]:
         (prompt,) = read(**fields).prompts
         assert "tools" not in json.loads(prompt.chat or "")
 
 
 def test_plain_requests_have_no_parser() -> None:
-    for fields in ({}, {"tool_choice": "none"}, {"tools": [TOOL], "tool_choice": "none"}):
+    none: dict[str, Any] = {"tool_choice": "none"}
+    for fields in ({}, none, none | {"tools": [TOOL]}):
         request = read(**fields)
         assert request.new_parser is None
         assert request.params.grammar is None
