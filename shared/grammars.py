@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from tokenizers import Tokenizer
 
 from shared.sampling import Grammar, GrammarKind
@@ -21,7 +21,8 @@ LIMITS = LLParserLimits(
 
 _COMPILERS: dict[GrammarKind, Callable[[str], str]] = {
     GrammarKind.JSON_SCHEMA: LLMatcher.grammar_from_json_schema,
-    GrammarKind.REGEX: LLMatcher.grammar_from_regex,
+    # As in JSON schemas, digits and letters are those of ASCII.
+    GrammarKind.REGEX: lambda regex: f"start: /{regex_to_lark(regex, 'dw')}/",
     GrammarKind.LARK: LLMatcher.grammar_from_lark,
 }
 

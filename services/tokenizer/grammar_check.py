@@ -22,6 +22,7 @@ from shared.sampling import Grammar, GrammarKind
 
 CPU_SECONDS = 1.0  # what the executor would then need, too, while others wait for it
 MEMORY_BYTES = 3 << 30  # of address space, of which the libraries take the most
+NOTHING_FITS = "there is no text that fits it"
 TRIAL_TOKENS = 4  # some grammars fail with their first tokens only
 
 
@@ -59,7 +60,8 @@ def _verdict(vocabulary: LLTokenizer, line: bytes) -> tuple[str | None, str]:
     try:
         return None, try_grammar(vocabulary, Grammar(GrammarKind(kind), source)).source
     except ValueError as error:
-        return str(error).removesuffix("\n<non-verbose/>"), ""
+        reason = str(error).removesuffix("\n<non-verbose/>")
+        return NOTHING_FITS if reason.startswith("NoExtension") else reason, ""
 
 
 def main(path: str, vocab_size: str, *eos_token_ids: str) -> None:

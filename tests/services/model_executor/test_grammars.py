@@ -172,7 +172,7 @@ def test_each_follows_its_own_grammar_and_ends_by_its_own_rule(runner: ModelRunn
     assert [one.finish for one in interrupted] == [one.finish for one in alone]
     for one in together:
         if one.params.grammar == GRAMMARS[0]:
-            assert re.fullmatch(r"\d{3}-\d{4}", text_of(one))
+            assert re.fullmatch("[0-9]{3}-[0-9]{4}", text_of(one))
         if one.params.grammar == GRAMMARS[1]:
             assert text_of(one) in ("yes", "no", "maybe")
 
@@ -218,7 +218,7 @@ def test_what_cannot_go_on_ends_with_an_error_alone(runner: ModelRunner) -> None
     undisturbed = sequence(3, max_tokens=8, ignore_eos=True)
     run(runner, [undisturbed])
     assert (free.outputs, free.finish) == (undisturbed.outputs, FinishReason.LENGTH)
-    assert re.fullmatch(r"\d{3}-\d{4}", text_of(followed))
+    assert re.fullmatch("[0-9]{3}-[0-9]{4}", text_of(followed))
 
 
 def test_a_mask_that_never_comes_ends_its_sequence(
@@ -246,7 +246,7 @@ def test_the_simulated_accelerator_follows_grammars(info: ModelInfo) -> None:
     one, broken = sequence(1, GRAMMARS[0]), sequence(2, Grammar(REGEX, "("))
     free = sequence(3, max_tokens=4)
     run(backend, [one, broken, free])
-    assert re.fullmatch(r"\d{3}-\d{4}", text_of(one))
+    assert re.fullmatch("[0-9]{3}-[0-9]{4}", text_of(one))
     assert (broken.finish, free.finish) == (FinishReason.ERROR, FinishReason.LENGTH)
 
 

@@ -79,6 +79,7 @@ SLOW = schema(type="integer", multipleOf=9_999_991)  # the library makes as many
 
 BAD = {
     "unknown type": (schema(type="objekt"), "objekt"),
+    "reference to itself": (schema(**{"$ref": "#"}), "no text that fits"),
     "reference to nowhere": (schema(**{"$ref": "#/$defs/x"}), "/$defs/x"),
     "reference to elsewhere": (schema(**{"$ref": "http://127.0.0.1:1/x"}), "http://127.0.0.1:1/x"),
     "broken pattern": (schema(type="string", pattern="("), "unclosed group"),
