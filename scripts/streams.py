@@ -25,6 +25,7 @@ class StreamRecord:
 
     sent: float
     arrivals: list[float] = field(default_factory=list)  # one per token
+    events: list[float] = field(default_factory=list)  # for texts whose tokens are no words
     status: int = 0
     done: bool = False
 
@@ -64,8 +65,10 @@ class _Connection(asyncio.Protocol):
             self.record.status = int(data[9:12])
             data = data.partition(b"\r\n\r\n")[2]
         text = self._tail + data
+        events = text.count(EVENT)
+        self.record.events += [now] * events
         # Each event has one space beside those of its words, and so has the end.
-        self._tokens += data.count(b" ") - text.count(EVENT) - text.count(END)
+        self._tokens += data.count(b" ") - events - text.count(END)
         arrivals = self.record.arrivals
         arrivals += [now] * (self._tokens - len(arrivals))
         if arrivals and not self.begun.done():
