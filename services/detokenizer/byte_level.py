@@ -51,21 +51,14 @@ class ByteLevelDecoder:
         self._decode = self._utf8.decode
 
     def ahead(self, token_id: int) -> int:
-        """1 if the token spoils what is held back, which becomes a character of its own then."""
+        """Above 0 if the token spoils what is held back, which is text of its own then."""
         held, _ = self._utf8.getstate()
-        first = self._table[token_id][:1]
-        return int(bool(held and first) and _is_broken(held + first))
+        if not held:
+            return 0
+        return len((held + self._table[token_id][:1]).decode(errors="replace")) - 1
 
     def push(self, token_id: int) -> str:
         return self._decode(self._table[token_id])
 
     def flush(self) -> str:
         return self._decode(b"", True)
-
-
-def _is_broken(content: bytes) -> bool:
-    try:
-        _Utf8("strict").decode(content)
-    except UnicodeDecodeError:
-        return True
-    return False

@@ -11,58 +11,17 @@ from tokenizers import Tokenizer, decoders, models
 from services.detokenizer.byte_level import _ALPHABET
 from services.detokenizer.decoder import Decoders, TokenDecoder
 from services.detokenizer.window import CONTEXT, MAX_PENDING
-
-WORDS = ["▁Hello", "▁wor", "ld", "▁", "▁▁", "é", "日", "�", "a▁b", "</w>", "<0x4", "Ġx"]
-SPECIALS = ["<s>", "</s>"]
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-VOCABULARY = {
-    token: index for index, token in enumerate([*SPECIALS, *WORDS, *BYTES, "<added>", "▁add é"])
-}
-FIRST_BYTE = VOCABULARY["<0x00>"]
-
-REPLACE, FUSE = decoders.Replace("▁", " "), decoders.Fuse()
-FALLBACK, STRIP = decoders.ByteFallback(), decoders.Strip(" ", 1, 0)
-SENTENCEPIECE = {
-    "llama": decoders.Sequence([REPLACE, FALLBACK, FUSE, STRIP]),
-    "gemma": decoders.Sequence([REPLACE, FALLBACK, FUSE]),
-    "metaspace": decoders.Metaspace(),
-    "never": decoders.Metaspace(prepend_scheme="never"),
-    "both": decoders.Sequence([decoders.Metaspace(), FALLBACK, FUSE, STRIP]),
-    "replaces": decoders.Sequence([REPLACE, decoders.Replace("</w>", " !"), FALLBACK]),
-}
-OTHERS = {  # decoded by the library
-    "wordpiece": decoders.WordPiece("##", cleanup=False),
-    "strips each": decoders.Sequence([REPLACE, FALLBACK, STRIP]),
-    "regex": decoders.Sequence([decoders.Replace("l+", "L"), FUSE]),
-    "none": None,
-}
-
-
-def save(path: Path, decoder: decoders.Decoder | None) -> Path:
-    """A tokenizer with the test vocabulary and this decoder."""
-    tokenizer = Tokenizer(models.WordLevel(VOCABULARY, unk_token="<s>"))
-    tokenizer.add_special_tokens(SPECIALS)
-    tokenizer.add_tokens(["<added>", "▁add é"])
-    if decoder is not None:
-        tokenizer.decoder = decoder
-    tokenizer.save(str(path / "tokenizer.json"))
-    return path
-
-
-@pytest.fixture(scope="module")
-def real(model_dir: Path) -> Decoders:
-    return Decoders(model_dir)
-
-
-@pytest.fixture(scope="module")
-def library(model_dir: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
-def byte_ids(library: Tokenizer) -> list[int]:
-    """Ids of the real vocabulary that hold a part of a character."""
-    return [i for i in range(library.get_vocab_size()) if "\ufffd" in library.decode([i])]
+from tests.services.detokenizer.vocabulary import (
+    FALLBACK,
+    OTHERS,
+    SENTENCEPIECE,
+    SPECIALS,
+    STRIP,
+    VOCABULARY,
+    WORDS,
+    ids_of_bytes,
+    save,
+)
 
 
 @pytest.fixture(scope="module", params=SENTENCEPIECE)
@@ -72,10 +31,6 @@ def pieces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def increments(decoder: TokenDecoder, ids: Sequence[int]) -> list[str]:
     return [decoder.push(one) for one in ids] + [decoder.flush()]
-
-
-def ids_of_bytes(content: bytes) -> list[int]:
-    return [FIRST_BYTE + byte for byte in content]
 
 
 # Ids of the test vocabulary, with many bytes that are or are not characters, and unknown ids.

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -33,24 +32,6 @@ REBORN = Identity(SCHEDULER, "scheduler.0", Incarnation(8))
 PROMPT = [1, 5, 6]
 R1, R2, R3 = RequestId("r1"), RequestId("r2"), RequestId("r3")
 NONE, STOP, LENGTH = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH
-
-MakeCore = Callable[[], DetokenizerCore]
-
-
-@pytest.fixture(scope="module")
-def make_core(model_dir: Path) -> MakeCore:
-    decoders = Decoders(model_dir)
-    return lambda: DetokenizerCore(decoders, frozenset({2}))
-
-
-@pytest.fixture
-def core(make_core: MakeCore) -> DetokenizerCore:
-    return make_core()
-
-
-@pytest.fixture(scope="module")
-def library(model_dir: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
 
 
 def opened(handle: int, gateway: str = "gateway.0", **params: object) -> Open:
@@ -249,7 +230,7 @@ class Reader:
 @settings(max_examples=200)
 @given(data=st.data())
 def test_messages_may_cross_in_any_order(
-    make_core: MakeCore, library: Tokenizer, data: st.DataObject
+    real: Decoders, library: Tokenizer, data: st.DataObject
 ) -> None:
     """Each sender's messages come in order, but those of different senders as they please.
 
@@ -261,7 +242,7 @@ def test_messages_may_cross_in_any_order(
         for handle, size in enumerate(lengths, start=1)
     }
     aborted = data.draw(st.sets(st.sampled_from(sorted(answers))))
-    core, reader = make_core(), Reader()
+    core, reader = DetokenizerCore(real, frozenset({2})), Reader()
 
     def rows(place: int) -> list[tuple[int, int, int, FinishReason]]:
         return [

@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 
 from services.detokenizer import early
-from services.detokenizer.early import EarlyTokens, Row
+from services.detokenizer.details import Entry
+from services.detokenizer.early import EarlyTokens, Item, Row
 from shared import tombstones
-from shared.types import Handle, Incarnation, RequestId
+from shared.messages import Embedding
+from shared.types import Handle, Incarnation, RequestId, int32s
 
 EPOCH, OTHER = Incarnation(1), Incarnation(2)
 
@@ -31,6 +33,24 @@ def test_tokens_are_bounded_and_the_oldest_request_goes(monkeypatch: pytest.Monk
     assert tokens.size == 2
     assert tokens.claim(EPOCH, Handle(1)) == []
     assert len(tokens.claim(EPOCH, Handle(2))) == 1
+
+
+def test_what_comes_beside_tokens_waits_in_its_place_and_is_bounded_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(early, "MAX_WAITING", 3)
+    tokens = EarlyTokens()
+    items: list[Item] = [
+        Entry(0, 1, int32s(), b""),
+        Row(0, 9, 0),
+        Embedding(Handle(1), b"abcd"),
+    ]
+    assert [tokens.keep(EPOCH, Handle(1), item) for item in items] == [0, 0, 0]
+    assert tokens.claim(EPOCH, Handle(1)) == items
+    for item in items:
+        tokens.keep(EPOCH, Handle(1), item)
+    assert tokens.keep(EPOCH, Handle(2), items[0]) == 1  # of three that went, one is a token
+    assert tokens.size == 1
 
 
 def test_aborts_are_claimed_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

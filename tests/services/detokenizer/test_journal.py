@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,19 +21,9 @@ NONE, STOP, LENGTH = FinishReason.NONE, FinishReason.STOP, FinishReason.LENGTH
 PARAMS = SamplingParams(seed=1, max_tokens=100)
 
 
-@pytest.fixture(scope="module")
-def decoders(model_dir: Path) -> Decoders:
-    return Decoders(model_dir)
-
-
-@pytest.fixture(scope="module")
-def library(model_dir: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-
-
-def journal(decoders: Decoders, params: SamplingParams = PARAMS) -> Journal:
+def journal(real: Decoders, params: SamplingParams = PARAMS) -> Journal:
     opened = Open(RequestId("r"), Handle(1), "gateway.0", int32s(PROMPT), params)
-    return Journal(opened, SCHEDULER, decoders, frozenset({END}))
+    return Journal(opened, SCHEDULER, real, frozenset({END}))
 
 
 def play(
@@ -51,9 +40,9 @@ def play(
 
 @given(st.lists(st.integers(0, 49151), min_size=1, max_size=30))
 def test_all_increments_together_are_the_text(
-    decoders: Decoders, library: Tokenizer, ids: list[int]
+    real: Decoders, library: Tokenizer, ids: list[int]
 ) -> None:
-    one = journal(decoders)
+    one = journal(real)
     texts, finished = play(one, ids)
     assert "".join(texts) == library.decode(ids)
     assert finished == Finished(RequestId("r"), LENGTH, len(ids))
@@ -65,7 +54,7 @@ def test_all_increments_together_are_the_text(
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("as_string", [False, True])
 def test_an_end_token_counts_but_shows_only_if_all_is_asked_for(
-    decoders: Decoders, library: Tokenizer, include: bool, skip: bool, as_string: bool
+    real: Decoders, library: Tokenizer, include: bool, skip: bool, as_string: bool
 ) -> None:
     """R032: the same whether it is the model's end or was given as a stop string."""
     params = replace(
@@ -77,7 +66,7 @@ def test_an_end_token_counts_but_shows_only_if_all_is_asked_for(
         skip_special_tokens=skip,
     )
     words = library.encode("Hello world").ids
-    texts, finished = play(journal(decoders, params), [*words, END], STOP)
+    texts, finished = play(journal(real, params), [*words, END], STOP)
     mark = "<|im_end|>" if include and not skip else ""
     assert "".join(texts) == "Hello world" + mark
     assert finished.completion_tokens == len(words) + 1
@@ -86,32 +75,32 @@ def test_an_end_token_counts_but_shows_only_if_all_is_asked_for(
 
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_token_id_is_its_own_reason(
-    decoders: Decoders, library: Tokenizer, include: bool
+    real: Decoders, library: Tokenizer, include: bool
 ) -> None:
     hello, world = library.encode("Hello world").ids
     params = replace(PARAMS, stop_token_ids=int32s([world]), include_stop_str_in_output=include)
-    texts, finished = play(journal(decoders, params), [hello, world], STOP)
+    texts, finished = play(journal(real, params), [hello, world], STOP)
     assert "".join(texts) == ("Hello world" if include else "Hello")
     assert finished.stop_reason == world
 
 
-def test_half_a_character_at_the_end_is_not_lost(decoders: Decoders, library: Tokenizer) -> None:
+def test_half_a_character_at_the_end_is_not_lost(real: Decoders, library: Tokenizer) -> None:
     ids = library.encode("x🫠").ids[:-1]
     for reason in (LENGTH, STOP):
-        texts, _ = play(journal(decoders), [*ids, END], reason)
+        texts, _ = play(journal(real), [*ids, END], reason)
         assert "".join(texts) == library.decode(ids) == "x\ufffd"
 
 
 @given(start=st.integers(0, 60), length=st.integers(1, 12), include=st.booleans())
 def test_a_stop_string_ends_the_text_wherever_tokens_end(
-    decoders: Decoders, library: Tokenizer, start: int, length: int, include: bool
+    real: Decoders, library: Tokenizer, start: int, length: int, include: bool
 ) -> None:
     """R001, R002: no piece shows any of it, and the count is of the tokens that were needed."""
     text = "One two three, four five.\n\nSix 🫠 seven; 8 9 10 eleven -- twelve!"
     ids = library.encode(text).ids
     stop = text[start : start + length]
     params = replace(PARAMS, stop=[stop], include_stop_str_in_output=include)
-    texts, finished = play(journal(decoders, params), ids)
+    texts, finished = play(journal(real, params), ids)
     place = text.index(stop)
     expected = text[: place + (len(stop) if include else 0)]
     assert "".join(texts) == expected
@@ -121,19 +110,19 @@ def test_a_stop_string_ends_the_text_wherever_tokens_end(
 
 
 def test_text_held_for_a_stop_string_is_released_at_the_end(
-    decoders: Decoders, library: Tokenizer
+    real: Decoders, library: Tokenizer
 ) -> None:
     ids = library.encode("Hello wor").ids
-    texts, finished = play(journal(decoders, replace(PARAMS, stop=["world"])), ids)
+    texts, finished = play(journal(real, replace(PARAMS, stop=["world"])), ids)
     assert "".join(texts) == "Hello wor"
     assert finished.reason is LENGTH
 
 
 def test_a_stop_string_in_the_last_token_wins_over_the_length(
-    decoders: Decoders, library: Tokenizer
+    real: Decoders, library: Tokenizer
 ) -> None:
     ids = library.encode("Hello world").ids
-    texts, finished = play(journal(decoders, replace(PARAMS, stop=["wor"])), ids, LENGTH)
+    texts, finished = play(journal(real, replace(PARAMS, stop=["wor"])), ids, LENGTH)
     assert "".join(texts) == "Hello "
     assert (finished.reason, finished.stop_reason) == (STOP, "wor")
 
@@ -142,20 +131,20 @@ def test_a_stop_string_in_the_last_token_wins_over_the_length(
     ("min_tokens", "expected"), [(0, ""), (1, "a b"), (2, "a b"), (3, "a b a b")]
 )
 def test_stop_strings_are_not_looked_for_within_min_tokens(
-    decoders: Decoders, library: Tokenizer, min_tokens: int, expected: str
+    real: Decoders, library: Tokenizer, min_tokens: int, expected: str
 ) -> None:
     a, b = library.encode("a b").ids
     space_a = library.encode(" a").ids[0]
     params = replace(PARAMS, stop=["a"], min_tokens=min_tokens)
-    texts, _ = play(journal(decoders, params), [a, b, space_a, b, space_a, b])
+    texts, _ = play(journal(real, params), [a, b, space_a, b, space_a, b])
     assert "".join(texts).strip() == expected
 
 
-def test_the_prompts_text_is_never_shown(decoders: Decoders, library: Tokenizer) -> None:
+def test_the_prompts_text_is_never_shown(real: Decoders, library: Tokenizer) -> None:
     """R008: the prompt ends within a character that the answer completes."""
     ids = library.encode("Hello 🫠").ids
     opened = Open(RequestId("r"), Handle(1), "gateway.0", int32s(ids[:-1]), PARAMS)
-    one = Journal(opened, SCHEDULER, decoders, frozenset({END}))
+    one = Journal(opened, SCHEDULER, real, frozenset({END}))
     texts, _ = play(one, ids[-1:])
     assert "Hello" not in "".join(texts)
     assert "".join(texts) == library.decode(ids[-1:])
