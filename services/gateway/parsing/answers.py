@@ -9,7 +9,7 @@ from typing import TypeAlias
 from services.gateway.output import OutputParser, PlainParser
 from services.gateway.parsing.answer_grammar import AnswerGrammar
 from services.gateway.parsing.formats import ToolFormat, tool_format
-from services.gateway.parsing.one_call import OneCallParser
+from services.gateway.parsing.part_filter import PartFilter, of_calls, of_first_call
 from services.gateway.parsing.reasoning import ReasoningParser
 from services.gateway.parsing.thinking import UNSAID, Thinking, Thoughts, reasoning_marks
 from services.gateway.tool_use import ToolUse
@@ -123,5 +123,7 @@ def _mixes(calls: Calls | None) -> bool:
 
 def _call_parser(format: ToolFormat, use: ToolUse) -> OutputParser:
     kind = format.forced_parser if use.forced else format.parser
-    parser = kind(use.names, format.new_id)
-    return parser if use.many else OneCallParser(parser)
+    parser: OutputParser = kind(use.names, format.new_id)
+    if use.forced:
+        parser = PartFilter(parser, of_calls)
+    return parser if use.many else PartFilter(parser, of_first_call)
