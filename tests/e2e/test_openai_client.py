@@ -77,7 +77,7 @@ def test_exceptions(client: openai.OpenAI) -> None:
         client.chat.completions.create(
             model=MODEL,
             messages=MESSAGES,
-            tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}],
+            tools=[{"type": "function", "function": {"name": "no name", "parameters": {}}}],
         )
 
 
