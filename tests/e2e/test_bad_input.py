@@ -95,7 +95,7 @@ def test_half_a_character(mesh: RunningMesh, text: str) -> None:
 @pytest.mark.parametrize("value", [-1, "5", 1.5, 1e30, True, 0])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_max_tokens(mesh: RunningMesh, path: str, value: Any) -> None:
-    """R011: 0 without echo is refused, and echo is not supported yet; null is the default."""
+    """R011: 0 without echo is refused; null is the default."""
     prompt = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}]}
     del prompt["messages" if path == "/v1/completions" else "prompt"]
     assert refused(mesh.post(path, **prompt, max_tokens=value))["param"] == "max_tokens"
