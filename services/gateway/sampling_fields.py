@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, FailFast, Field, StringConstraints
 
 from services.gateway.body import INT32_MAX, RequestBody
 from services.gateway.errors import invalid
+from services.gateway.grammar_fields import FIELDS, read_grammar
 from services.gateway.prompts import read_ids
 from services.gateway.request import SEEDS, Context
-from shared.sampling import LogitBias, SamplingParams
+from shared.sampling import Grammar, LogitBias, SamplingParams
 from shared.types import int32s
 
 MAX_STOPS, MAX_STOP_CHARS, MAX_STOP_IDS = 16, 1024, 1024
@@ -33,7 +34,24 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Biases = Annotated[dict[TokenName, Bias], Field(max_length=MAX_BIASES)]
 
 
-class SamplingFields(RequestBody):
+class GrammarFields(RequestBody):
+    """What form the answer must have; read in grammar_fields.py."""
+
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
+
+    def grammar(self) -> Grammar | None:
+        """Raises ApiError."""
+        return read_grammar({name: getattr(self, name) for name in FIELDS})
+
+
+class SamplingFields(GrammarFields):
     """As OpenAI and vLLM name them."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
@@ -75,6 +93,7 @@ class SamplingFields(RequestBody):
             logit_bias=self._biases(context.vocab_size),
             allowed_token_ids=int32s(sorted(set(allowed))),
             bad_words=self.bad_words,
+            grammar=self.grammar(),
         )
 
     def _biases(self, vocab_size: int) -> list[LogitBias]:

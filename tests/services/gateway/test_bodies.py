@@ -23,7 +23,7 @@ from services.gateway.prompts import read_prompts
 from services.gateway.request import Context, GenerationRequest, Tell
 from services.gateway.tenants import tenant_of
 from shared.messages import Prompt
-from shared.sampling import LogitBias
+from shared.sampling import Grammar, GrammarKind, LogitBias
 from shared.types import int32s
 
 VOCAB_SIZE = 1000
@@ -300,6 +300,20 @@ def test_what_changes_the_logits() -> None:
     assert completion(logit_bias={}, allowed_token_ids=[], bad_words=[]) == completion()
 
 
+def test_forms_of_answers() -> None:
+    """Read in full in the tests of their own."""
+    assert completion(response_format={"type": "text"}) == completion()
+    asked = chat(response_format={"type": "json_object"}).params.grammar
+    assert asked is not None and asked.kind is GrammarKind.JSON_SCHEMA
+    assert completion(guided_regex="[0-9]+").params.grammar == Grammar(GrammarKind.REGEX, "[0-9]+")
+    for fields in ({"response_format": {"type": "xml"}}, {"response_format": 5}):
+        assert (
+            refusal(CompletionBody, {"prompt": "hi", **fields}).failure.param == "response_format"
+        )
+    both = {"prompt": "hi", "guided_regex": "a", "guided_choice": ["b"]}
+    assert "guided_regex" in refusal(CompletionBody, both).failure.message
+
+
 def test_best_of() -> None:
     request = completion(prompt=["a", "b"], n=2, best_of=5)
     assert (request.n, request.samples, request.size) == (2, 5, 10)
@@ -368,7 +382,7 @@ def test_seeds(seed: int, n: int) -> None:
     assert seeds == [(first + sample) % 2**63 for sample in range(n)]
 
 
-@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED.keys() - CompletionBody.model_fields.keys()))
 def test_unsupported_fields_are_refused_unless_neutral(name: str) -> None:
     for neutral in (None, *UNSUPPORTED[name]):
         assert completion(**{name: neutral}) == completion()
