@@ -20,6 +20,8 @@ from services.gateway.dialects.inference_protocol import (
     GenerateBody,
     GenerateStreamBody,
 )
+from services.gateway.dialects.messages import MessagesBody
+from services.gateway.dialects.responses import ResponsesBody
 from services.gateway.endpoints import Endpoints
 from services.gateway.generation import GenerationEndpoint
 from services.gateway.middleware import CommonHeaders, KeyCheck
@@ -30,6 +32,8 @@ BODIES: dict[str, type[DialectBody]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/v1/embeddings": EmbeddingBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
 }
 
 
@@ -40,6 +44,7 @@ def build_app(parts: Parts) -> ASGIApp:
         *_inference_protocol(parts, small),
         Route("/v1/models", small.models),
         Route("/v1/models/{id:path}", small.model),
+        Route("/v1/messages/count_tokens", small.count_tokens, methods=["POST"]),
         Route("/tokenize", small.tokenize, methods=["POST"]),
         Route("/detokenize", small.detokenize, methods=["POST"]),
         Route("/health", small.health),

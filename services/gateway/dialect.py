@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import StringConstraints
 
@@ -15,6 +16,9 @@ RequestName = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,128}$")]
 
 class DialectBody(RequestBody):
     """A body that asks for generated text."""
+
+    # Fields as the mesh and chats call them -> their names here, for errors
+    param_names: ClassVar[Mapping[str, str]] = {}
 
     request_id: RequestName | None = None
 

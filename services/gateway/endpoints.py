@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from services.gateway.body import parse
 from services.gateway.connection import read_json, unless_client_leaves
 from services.gateway.dialects.inference_protocol import model_metadata, server_metadata
+from services.gateway.dialects.messages import ConversationBody
 from services.gateway.dialects.tokenize import DetokenizeBody, TokenizeBody
 from services.gateway.errors import error_body, invalid, unavailable_failure
 from services.gateway.parts import Parts
@@ -39,11 +40,7 @@ class Endpoints:
     async def tokenize(self, request: Request) -> Response:
         raw = await read_json(request, self._parts.settings.max_body_size)
         body = parse(TokenizeBody, raw)
-        prompt = body.to_prompt(self._parts.context(body, request.scope))
-        asking = self._parts.questions.ask(
-            lambda request_id: Encode(request_id, prompt), Encoded, work_of(prompt)
-        )
-        answer = await unless_client_leaves(request.receive, asking)
+        answer = await self._encoded(body, request)
         return JSONResponse(
             {
                 "count": len(answer.token_ids),
@@ -52,6 +49,12 @@ class Endpoints:
                 "token_strs": None,
             }
         )
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Anthropic's: how many tokens the same body's prompt has."""
+        raw = await read_json(request, self._parts.settings.max_body_size)
+        answer = await self._encoded(parse(ConversationBody, raw), request)
+        return JSONResponse({"input_tokens": len(answer.token_ids)})
 
     async def detokenize(self, request: Request) -> Response:
         raw = await read_json(request, self._parts.settings.max_body_size)
@@ -126,6 +129,13 @@ class Endpoints:
 
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": self._version})
+
+    async def _encoded(self, body: TokenizeBody | ConversationBody, request: Request) -> Encoded:
+        prompt = body.to_prompt(self._parts.context(body, request.scope))
+        asking = self._parts.questions.ask(
+            lambda request_id: Encode(request_id, prompt), Encoded, work_of(prompt)
+        )
+        return await unless_client_leaves(request.receive, asking)
 
     def _model(self, name: str) -> dict[str, Any]:
         return {

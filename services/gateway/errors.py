@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -73,6 +75,24 @@ def of_failure(failure: Failure) -> ApiError:
     """The answer to a failure that the mesh reported."""
     again = failure.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
     return ApiError(failure, {"retry-after": RETRY_AFTER_SECONDS} if again else None)
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """The same of a field by the name that it has in another dialect, if it has another there."""
+    param = error.failure.param
+    if param is None or param not in names:
+        return error
+    message = error.failure.message.replace(param, names[param])
+    return ApiError(replace(error.failure, param=names[param], message=message), error.headers)
+
+
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """What is raised here names fields as another dialect does."""
+    try:
+        yield
+    except ApiError as error:
+        raise renamed(error, names) from None
 
 
 def error_body(failure: Failure) -> dict[str, Any]:

@@ -72,10 +72,12 @@ HARMLESS = frozenset(
 )
 
 
-def refuse_unsupported(extra: Mapping[str, Any]) -> None:
+def refuse_unsupported(
+    extra: Mapping[str, Any], unsupported: Mapping[str, tuple[Any, ...]] = UNSUPPORTED
+) -> None:
     """Raises ApiError for a field that asks for what is not served."""
     for name, value in extra.items():
-        neutral = UNSUPPORTED.get(name)
+        neutral = unsupported.get(name)
         if neutral is not None and not any(_same(value, other) for other in neutral):
             raise invalid(
                 f"{name!r} is not supported here; leave it out.", name, "unsupported_parameter"

@@ -19,7 +19,7 @@ from services.gateway.body import parse
 from services.gateway.collector import Change
 from services.gateway.connection import read_json, unless_client_leaves
 from services.gateway.dialect import DialectBody
-from services.gateway.errors import ApiError, ClientLeft
+from services.gateway.errors import ApiError, ClientLeft, renamed
 from services.gateway.fields import unknown_fields
 from services.gateway.flight import Flight
 from services.gateway.middleware import name_request
@@ -34,7 +34,6 @@ STREAM_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment: clients skip it
 KEEP_ALIVE_SECONDS = 10.0
 LOGGED_NAMES = 10
 MANY_PAIRS = 1000  # tokens and alternatives whose events, some milliseconds, a thread writes
@@ -64,7 +63,7 @@ class GenerationEndpoint:
         except ApiError as error:  # before the first byte
             exchange.failed = error
             self._parts.metrics.refused(error.failure.status)
-            raise
+            raise renamed(error, self._body.param_names) from None
         finally:
             if timer is not None:
                 timer.cancel()
@@ -159,7 +158,7 @@ class _Exchange:
             with self._keep_alive():
                 while not self._collector.complete:
                     changes = await self._collector.changes()
-                    await self._write(*await self._events(changes) or [KEEP_ALIVE])
+                    await self._write(*await self._events(shape, changes) or [shape.keep_alive])
         except ApiError as error:
             self.failed = error
             await self._write(shape.failed(error.failure), last=True)
@@ -167,9 +166,9 @@ class _Exchange:
         await self._write(shape.closing(choices), last=True)
         self.complete = True
 
-    async def _events(self, changes: list[Change]) -> list[bytes]:
+    async def _events(self, shape: StreamShape, changes: list[Change]) -> list[bytes]:
         def written() -> list[bytes]:
-            return [self._shape.event(change, choices) for change in changes]
+            return [shape.event(change, choices) for change in changes]
 
         choices = self._collector.choices
         pairs = sum(len(span.details.pair_ids) for change in changes for span in change.spans)

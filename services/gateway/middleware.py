@@ -68,7 +68,7 @@ class KeyCheck:
             scope["headrace.key"] = number
             await self._app(scope, receive, send)
             return
-        message = "Send a valid API key, with the header 'Authorization: Bearer KEY'."
+        message = "Send a valid API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
         error = ApiError(
             Failure(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key"),
             {"www-authenticate": "Bearer"},
@@ -77,19 +77,32 @@ class KeyCheck:
 
     def _number(self, headers: Headers) -> int | None:
         """Which of the keys was sent."""
-        given = [value for name, value in headers if name == b"authorization"]
-        if len(given) != 1:
+        key = _sent_key(headers)
+        if key is None:
             return None
-        scheme, _, key = given[0].partition(b" ")
         # Every key is compared, each in constant time.
-        found = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        return found.index(True) if scheme.lower() == b"bearer" and any(found) else None
+        found = [hmac.compare_digest(key, known) for known in self._keys]
+        return found.index(True) if any(found) else None
 
 
 def name_request(scope: Scope, name: str | None) -> None:
     """Let a request go by the name in its body, if there is one and no header gave another."""
     if name is not None and not scope["headrace.named"]:
         scope["headrace.request_id"] = name
+
+
+def _sent_key(headers: Headers) -> bytes | None:
+    """As OpenAI's clients send it, or else as Anthropic's do."""
+    for wanted in (b"authorization", b"x-api-key"):
+        given = [value for name, value in headers if name == wanted]
+        if len(given) > 1:
+            return None
+        if given and wanted == b"x-api-key":
+            return given[0]
+        if given:
+            scheme, _, key = given[0].partition(b" ")
+            return key.strip() if scheme.lower() == b"bearer" else None
+    return None
 
 
 def _request_id(headers: Headers) -> str | None:

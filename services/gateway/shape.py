@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, ClassVar
 
 from services.gateway.collector import Change, Choice
 from services.gateway.errors import error_body
@@ -43,6 +43,11 @@ def quote(text: str) -> str:
 
 def _one_line(content: str) -> str:
     return content if content.isascii() else content.translate(LINE_ENDS)
+
+
+def named_event(name: str, content: Any) -> bytes:
+    """A server-sent event with its name."""
+    return f"event: {name}\ndata: {dump(content)}\n\n".encode()
 
 
 def usage_of(request: GenerationRequest, choices: list[Choice]) -> dict[str, Any]:
@@ -83,6 +88,8 @@ class Shape(ABC):
 
 class StreamShape(Shape):
     """A stream is `opening`, an `event` for each change, and `closing`, or `failed` at any time."""
+
+    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"  # a comment: clients skip it
 
     @abstractmethod
     def opening(self, choices: list[Choice]) -> bytes:

@@ -16,7 +16,7 @@ from shared.messages import Abort, Decode, Decoded, Encode, Encoded, Failure, Ge
 from shared.types import int32s
 from tests.services.gateway.scripted_mesh import ScriptedMesh, background, wait_ready
 
-POSTS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
+POSTS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
 GETS = ["/v1/models", "/metrics", "/trace", "/version"]
 JSON = {"content-type": "application/json"}
 MAX_BODY = 10_000
@@ -157,7 +157,7 @@ async def test_keys(small: httpx.AsyncClient) -> None:
     bad = [
         *({}, {"authorization": ""}, {"authorization": "Bearer"}, {"authorization": "Bearer no"}),
         *({"authorization": "secret-1"}, {"authorization": "Basic secret-1"}),
-        *({"x-api-key": "secret-1"}, {"authorization": "Bearer secret"}),
+        *({"x-api-key": "secret"}, {"authorization": "Bearer secret"}),
     ]
     paths = [("POST", path) for path in POSTS] + [("GET", path) for path in GETS]
     paths += [("GET", path) for path in ("//v1/models", "/nowhere", "/health/", "/HEALTH", "/docs")]
