@@ -199,3 +199,13 @@ def test_what_is_told_does_not_depend_on_when_it_came(
     assert (other.text, other.told, other.end) == (usual.text, usual.told, usual.end)
     assert list(usual.told.token_ids) == [*prompt, *output]
     assert list(usual.told.counts) == [0, *[1] * (size - 1), *[2] * len(output)]
+
+
+def test_what_is_noted_far_ahead_of_its_token_is_not_kept(core: DetokenizerCore) -> None:
+    """A request holds no more than its prompt's and the next token's."""
+    answer = Answer()
+    answer.read(core.open(opened([1], logprobs=0), SCHEDULER))
+    answer.read(core.step(chunk(2, [81])))
+    answer.read(core.step(sampled(1, 81, logprobs=thought(1, [81]))))
+    answer.read(core.step(sampled(2, 81, LENGTH)))
+    assert list(answer.told.counts) == [1, 0]
