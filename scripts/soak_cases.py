@@ -74,7 +74,8 @@ async def ask(client: httpx.AsyncClient, case: Case, *, streaming: bool) -> Answ
     async with client.stream("POST", case.path, json=body) as response:
         if not _accepted(response):
             return None
-        return _joined([line async for line in response.aiter_lines() if line])
+        lines = [line async for line in response.aiter_lines()]
+        return _joined([line for line in lines if line and not line.startswith(":")])  # comments
 
 
 def _accepted(response: httpx.Response) -> bool:
