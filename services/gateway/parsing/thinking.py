@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 from services.gateway.parsing.reasoning import Marks
@@ -22,7 +23,7 @@ REASONING_MARKS = {
 UNSAID = frozenset({"deepseek_r1"})  # it thinks at once, whether or not it says so
 PROBE = [{"role": "user", "content": "x"}]
 KEPT_STATES = 64
-MAX_VARIABLE_CHARS = 40  # of one that could matter
+MAX_VARIABLES, MAX_VARIABLE_CHARS = 16, 40  # that could matter
 
 
 class Thinking(Enum):
@@ -52,12 +53,9 @@ class Thoughts:
 
     def at_start(self, variables: Mapping[str, Any]) -> Thinking:
         """What the generation prompt leaves, for a template that is given these."""
-        short = {
-            name: value
-            for name, value in variables.items()
-            if isinstance(value, bool | int | str) and len(f"{name}{value}") <= MAX_VARIABLE_CHARS
-        }
-        state: Thinking = self._states(json.dumps(short, sort_keys=True))
+        short = (pair for pair in variables.items() if _is_short(*pair))
+        known = json.dumps(dict(islice(short, MAX_VARIABLES)), sort_keys=True)
+        state: Thinking = self._states(known)
         return state
 
     def in_text(self, text: str) -> Thinking:
@@ -75,3 +73,9 @@ class Thoughts:
             return Thinking.OVER
         begun = self.unsaid or prompt.endswith(self.marks.open)
         return Thinking.BEGUN if begun else Thinking.POSSIBLE
+
+
+def _is_short(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return len(name) <= MAX_VARIABLE_CHARS
+    return isinstance(value, str) and len(name) + len(value) <= MAX_VARIABLE_CHARS
