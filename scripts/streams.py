@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 EVENT = b'data: {"'
 END = b"data: [DONE]"
+COMMENT = b": keep-a"  # as long as EVENT, so that none is found twice
 
 
 @dataclass(slots=True)
@@ -67,8 +68,8 @@ class _Connection(asyncio.Protocol):
         text = self._tail + data
         events = text.count(EVENT)
         self.record.events += [now] * events
-        # Each event has one space beside those of its words, and so has the end.
-        self._tokens += data.count(b" ") - events - text.count(END)
+        # Each event has one space beside those of its words; so have comments and the end.
+        self._tokens += data.count(b" ") - events - text.count(COMMENT) - text.count(END)
         arrivals = self.record.arrivals
         arrivals += [now] * (self._tokens - len(arrivals))
         if arrivals and not self.begun.done():
