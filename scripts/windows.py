@@ -102,8 +102,8 @@ async def measure(url: str, streams: int, tokens: int, seconds: float, bursts: b
             arrived = await burst_for(seconds, url_of_streams)
         else:
             arrived = await asyncio.sleep(seconds, [])
-        cpu = machine_cpu_seconds() - time.process_time() - cpu
         after, ended = await Metrics.of(url), time.perf_counter()
+        cpu = machine_cpu_seconds() - time.process_time() - cpu
     return Window(began, ended, before, after, steady, arrived, cpu)
 
 
