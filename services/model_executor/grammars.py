@@ -57,13 +57,12 @@ class Grammars:
     """The grammars of all slots. Slots without one cost nothing."""
 
     def __init__(self, load: Callable[[], LLTokenizer], vocab_size: int) -> None:
-        """load: reads the vocabulary, once, when there is the first grammar; in a thread."""
-        self._load = load
+        """load: reads the vocabulary, once; it takes a second if that is large."""
         self._words = -(-vocab_size // 32)
         self._followers: dict[int, Follower] = {}
         # One thread compiles, so that what it keeps needs no lock, and masks do not wait for it.
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._vocabulary: LLTokenizer | None = None
+        self._vocabulary = self._compiler.submit(load)
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._fillers = ThreadPoolExecutor(self._threads, thread_name_prefix="mask")
@@ -127,11 +126,10 @@ class Grammars:
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
         """Raises ValueError."""
-        if self._vocabulary is None:
-            self._vocabulary = self._load()
         compiled = self._compiled.get(grammar)
         if compiled is None:
-            compiled = self._compiled[grammar] = compile_grammar(self._vocabulary, grammar)
+            compiled = compile_grammar(self._vocabulary.result(), grammar)
+            self._compiled[grammar] = compiled
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)

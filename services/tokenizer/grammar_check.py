@@ -20,7 +20,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from shared.grammars import compile_grammar, read_vocabulary
 from shared.sampling import Grammar, GrammarKind
 
-CPU_SECONDS = 1.0  # what the executor would then need, too, while others wait for it
+CPU_SECONDS = 0.5  # what the executor would then need, too, while others wait for it
 MEMORY_BYTES = 3 << 30  # of address space, of which the libraries take the most
 NOTHING_FITS = "there is no text that fits it"
 TRIAL_TOKENS = 4  # some grammars fail with their first tokens only
