@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from services.gateway import errors
+from services.gateway.body import RequestBody
 from services.gateway.connection import BodyTooLarge, on_body_too_large, on_client_gone
 from services.gateway.dialect import DialectBody
 from services.gateway.dialects.chat import ChatBody
@@ -20,11 +26,13 @@ from services.gateway.dialects.inference_protocol import (
     GenerateBody,
     GenerateStreamBody,
 )
-from services.gateway.dialects.messages import MessagesBody
+from services.gateway.dialects.messages import ConversationBody, MessagesBody
 from services.gateway.dialects.responses import ResponsesBody
+from services.gateway.dialects.tokenize import DetokenizeBody, TokenizeBody
 from services.gateway.endpoints import Endpoints
 from services.gateway.generation import GenerationEndpoint
 from services.gateway.middleware import CommonHeaders, KeyCheck
+from services.gateway.openapi import PAGE, document
 from services.gateway.parts import Parts
 
 # Where text is generated, and what is asked for there.
@@ -42,6 +50,7 @@ def build_app(parts: Parts) -> ASGIApp:
     routes = [
         *_generating(parts),
         *_inference_protocol(parts, small),
+        *_documents(parts),
         Route("/v1/models", small.models),
         Route("/v1/models/{id:path}", small.model),
         Route("/v1/messages/count_tokens", small.count_tokens, methods=["POST"]),
@@ -102,3 +111,28 @@ def _inference_protocol(parts: Parts, small: Endpoints) -> list[Route]:
         ]
     versioned = Route(f"/v2/models/{{model:path}}/versions/{MODEL_VERSION}", small.model_metadata)
     return [*routes, versioned, Route("/v2/models/{model:path}", small.model_metadata)]
+
+
+def _documents(parts: Parts) -> list[Route]:
+    """What is posted where, for programs and for people."""
+    posted: dict[str, type[RequestBody]] = {
+        **BODIES,
+        "/v1/messages/count_tokens": ConversationBody,
+        "/tokenize": TokenizeBody,
+        "/detokenize": DetokenizeBody,
+        "/v2/models/{model}/generate": GenerateBody,
+        "/v2/models/{model}/generate_stream": GenerateStreamBody,
+    }
+    whole = document(posted, version("headrace"), secured=bool(parts.settings.api_key))
+    answers = {
+        "/openapi.json": Response(json.dumps(whole), media_type="application/json"),
+        "/docs": HTMLResponse(PAGE),
+    }
+
+    def answering(answer: Response) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            return answer
+
+        return endpoint
+
+    return [Route(path, answering(answer)) for path, answer in answers.items()]
