@@ -12,6 +12,7 @@ from services.gateway.chat import Message, read_messages
 from services.gateway.dialects.chat_shape import ChatShape
 from services.gateway.errors import invalid
 from services.gateway.generation_body import Alternatives, GenerationBody, TokenLimit
+from services.gateway.grammar_fields import FIELDS
 from services.gateway.parsing.answers import AnswerFormat
 from services.gateway.parsing.thinking import Thinking
 from services.gateway.request import Context, GenerationRequest
@@ -136,7 +137,8 @@ class ChatBody(GenerationBody, ChatOptions):
         try:
             return formats.of_answer(use, self._thinking(context), grammar)
         except ValueError as error:
-            raise invalid(f"response_format: {error}.", "response_format") from None
+            name = next(name for name in sorted(FIELDS) if getattr(self, name))
+            raise invalid(f"{name}: {error}.", name) from None
 
     def _thinking(self, context: Context) -> Thinking:
         thoughts = context.formats.thoughts

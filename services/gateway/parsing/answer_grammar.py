@@ -13,6 +13,8 @@ from services.gateway.tool_use import Function, ToolUse
 
 # Without it, models that are forced to write JSON go on with white space for ever.
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+FREE_SPACING = {"whitespace_pattern": r"[ \t]?|\n[ \t]{0,40}"}
+ANY_ARGUMENTS = {"type": "object", "x-guidance": FREE_SPACING}
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 # Beside these, `properties` does not say which properties there are.
 _OPEN_KEYWORDS = frozenset(
@@ -117,7 +119,7 @@ class _CallRules:
             end = terminals(after, self._ids)
             rules.append(f"call_{place}: {words} arguments_{place} {end}")
             exact = self._use.forced or function.strict
-            schema = _schema(function) if exact else {"type": "object"}
+            schema = _schema(function) if exact else ANY_ARGUMENTS
             rules.append(f"arguments_{place}: %json {json.dumps(schema)}")
         return rules
 

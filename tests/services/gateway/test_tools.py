@@ -120,3 +120,15 @@ def test_special_tokens_among_the_marks_are_not_skipped() -> None:
     assert read(formats).params.skip_special_tokens
     request = read(formats, tools=[OTHER], tool_choice="required")
     assert "<[5]> group" in (request.params.grammar or Grammar(GrammarKind.LARK, "")).source
+
+
+def test_what_cannot_be_combined_is_named() -> None:
+    with pytest.raises(ApiError) as caught:
+        read(tools=[TOOL], guided_regex="yes|no")
+    assert caught.value.failure.param == "guided_regex"
+    assert read(tools=[TOOL], guided_regex="yes|no", tool_choice="none").params.grammar
+    wanted = {"type": "json_object"}
+    for choice, content in (("auto", True), ("required", False)):
+        request = read(tools=[TOOL], response_format=wanted, tool_choice=choice)
+        assert request.params.grammar is not None
+        assert ("content: %json" in request.params.grammar.source) is content
