@@ -24,6 +24,7 @@ from shared.messages import Failure, Finished
 from shared.types import FinishReason
 
 DONE = b"data: [DONE]\n\n"
+BARE_END = ',"logprobs":null,"finish_reason":null,"stop_reason":null}'
 FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 # Line ends for many clients' readers, though not for JSON nor for the standard of events.
 LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
@@ -122,12 +123,23 @@ class ChoiceShape(StreamShape):
         self._start = f'data: {head},"choices":['
         # With include_usage all chunks but the last say that they have none, as OpenAI's do.
         self._end = '],"usage":null}\n\n' if request.include_usage else "]}\n\n"
+        self._bare_end = BARE_END + self._end
 
     def opening(self, choices: list[Choice]) -> bytes:
         return b""
 
     def event(self, change: Change, choices: list[Choice]) -> bytes:
-        return self._event(change, self._chunk_content(quote(change.text)), choices)
+        content = self._chunk_content(quote(change.text))
+        if change.finished is None and not change.spans:
+            return self._bare_event(change.index, content, choices)
+        return self._event(change, content, choices)
+
+    def _bare_event(self, index: int, content: str, choices: list[Choice]) -> bytes:
+        """A chunk with nothing but content: so are nearly all."""
+        end = self._bare_end
+        if self._request.continuous_usage:
+            end = BARE_END + self._with_usage(choices)
+        return f'{self._start}{{"index":{index},{content}{end}'.encode()
 
     def _event(self, change: Change, content: str, choices: list[Choice]) -> bytes:
         """The chunk that tells of a change, with this content."""
@@ -137,16 +149,17 @@ class ChoiceShape(StreamShape):
         else:
             reason = f'"{self._finish_reason(change.index, finished)}"'
             stop_reason = dump(finished.stop_reason)
-        end = self._end_of_chunk(choices)
-        if not change.spans:
-            choice = self._choice(change.index, content, reason, stop_reason)
-            return f"{self._start}{choice}{end}".encode()
-        told = self._teller.told(change.tokens, choices[change.index].prompt_tokens)
+        told = Told()
+        if change.spans:
+            told = self._teller.told(change.tokens, choices[change.index].prompt_tokens)
         of_choice, beside = self._place_told(told)
         logprobs = "null" if told.logprobs is None else dump(told.logprobs)
-        more = _more(of_choice)
-        choice = self._choice(change.index, content, reason, stop_reason, logprobs, more)
-        return f"{self._start}{choice}]{_more(beside)}{end[1:]}".encode()
+        end = self._with_usage(choices) if self._request.continuous_usage else self._end
+        return (
+            f'{self._start}{{"index":{change.index},{content},"logprobs":{logprobs},'
+            f'"finish_reason":{reason},"stop_reason":{stop_reason}{_more(of_choice)}}}]'
+            f"{_more(beside)}{end[1:]}"
+        ).encode()
 
     def closing(self, choices: list[Choice]) -> bytes:
         if not self._request.include_usage:
@@ -176,27 +189,9 @@ class ChoiceShape(StreamShape):
         head = {"object": self.whole_object, **self._head}
         return {**head, "choices": written, "usage": usage, **beside}
 
-    def _end_of_chunk(self, choices: list[Choice]) -> str:
-        return self._with_usage(choices) if self._request.continuous_usage else self._end
-
     def _with_usage(self, choices: list[Choice]) -> str:
         """The end of a chunk, with what the request has used so far."""
         return f'],"usage":{dump(usage_of(self._request, choices))}}}\n\n'
-
-    def _choice(
-        self,
-        index: int,
-        content: str,
-        reason: str,
-        stop_reason: str,
-        logprobs: str = "null",
-        more: str = "",
-    ) -> str:
-        """JSON of one choice of a chunk; all but the index are JSON already."""
-        return (
-            f'{{"index":{index},{content},"logprobs":{logprobs},'
-            f'"finish_reason":{reason},"stop_reason":{stop_reason}{more}}}'
-        )
 
     def _finish_reason(self, index: int, finished: Finished) -> str:
         return FINISH_REASONS[finished.reason]

@@ -96,11 +96,6 @@ class ChatShape(ChoiceShape):
                 call = f'"index":{index},"function":{{"arguments":{quote(text)}}}'
         return f'"delta":{{"tool_calls":[{{{call}}}]}}'
 
-    def _bare_event(self, index: int, content: str, choices: list[Choice]) -> bytes:
-        """A chunk with nothing but a delta."""
-        choice = self._choice(index, content, "null", "null")
-        return f"{self._start}{choice}{self._end_of_chunk(choices)}".encode()
-
     def _finish_reason(self, index: int, finished: Finished) -> str:
         if finished.reason == FinishReason.STOP and index in self._calling:
             return self._called
