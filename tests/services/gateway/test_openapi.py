@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx
 from openapi_spec_validator import validate
 
@@ -22,7 +24,7 @@ async def test_the_document(client: httpx.AsyncClient) -> None:
 async def test_every_route_is_in_it(mesh: ScriptedMesh, client: httpx.AsyncClient) -> None:
     whole = (await client.get("/openapi.json")).json()
     assert mesh.gateways[0]._server is not None
-    app = mesh.gateways[0]._server._server.config.app
+    app: Any = mesh.gateways[0]._server._server.config.app
     while hasattr(app, "_app"):
         app = app._app
     routes = {
