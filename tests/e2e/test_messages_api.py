@@ -18,8 +18,8 @@ TOOL: dict[str, Any] = {
     "description": "The weather of a city.",
     "input_schema": {
         "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"enum": [1, 2, 3]}},
-        "required": ["city", "days"],
+        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+        "required": ["city"],
         "additionalProperties": False,
     },
 }
@@ -106,7 +106,6 @@ def test_forced_calls(client: anthropic.Anthropic) -> None:
         assert call.type == "tool_use"
         assert call.name == "get_weather"
         assert call.input["city"] in ("Paris", "Oslo")
-        assert call.input["days"] in (1, 2, 3)
         call_id = call.id
     result = {"type": "tool_result", "tool_use_id": call_id, "content": "Rain."}
     messages = [

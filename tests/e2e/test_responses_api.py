@@ -20,8 +20,8 @@ TOOL: Any = {
     "description": "The weather of a city.",
     "parameters": {
         "type": "object",
-        "properties": {"city": {"enum": ["Paris", "Oslo"]}, "days": {"enum": [1, 2, 3]}},
-        "required": ["city", "days"],
+        "properties": {"city": {"enum": ["Paris", "Oslo"]}},
+        "required": ["city"],
         "additionalProperties": False,
     },
     "strict": True,
@@ -105,7 +105,6 @@ def test_forced_calls(client: openai.OpenAI) -> None:
         ((name, arguments),) = calls_of(answer)
         assert name == "get_weather"
         assert arguments["city"] in ("Paris", "Oslo")
-        assert arguments["days"] in (1, 2, 3)
     calls = [item.to_dict() for item in answer.output]
     results = [
         {"type": "function_call_output", "call_id": call["call_id"], "output": "Rain."}

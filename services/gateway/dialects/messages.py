@@ -102,7 +102,7 @@ class ConversationBody(DialectBody):
             "add_generation_prompt": not begun,
             "continue_final_message": begun,
             "tools": [_chat_tool(tool) for tool in self.tools],
-            "tool_choice": self._tool_choice() if self.tools else None,
+            "tool_choice": self._tool_choice(),
             "parallel_tool_calls": not self.tool_choice.disable_parallel_tool_use,
             "chat_template_kwargs": self._template_variables(),
         }
@@ -110,6 +110,8 @@ class ConversationBody(DialectBody):
 
     def _tool_choice(self) -> Any:
         choice = self.tool_choice
+        if choice.type == "auto" and not self.tools:
+            return "none"
         if choice.type != "tool":
             return CHOICES[choice.type]
         if choice.name is None:

@@ -39,7 +39,7 @@ def _read(at: str, message: Any) -> Iterator[Message]:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise wrong(f"{at}.role", f"must be one of {', '.join(ROLES)}")
-    if role == "system" or not isinstance(content, list):
+    if role == "system" or not isinstance(content, list) or not content:
         yield {"role": role, "content": read_content(f"{at}.content", content, TEXT)}
         return
     for place, block in enumerate(content):

@@ -103,8 +103,7 @@ class MessagesShape(StreamShape):
             case BlockKind.THOUGHT:
                 shown = block.text if self._show_thoughts else ""
                 return {"type": "thinking", "thinking": shown, "signature": ""}
-        # If it was cut off, as much as there is of it, as clients read it from a stream.
-        input = from_json(block.text, allow_partial=True) if block.text else {}
+        input = _input(block.text)
         return {"type": "tool_use", "id": block.id, "name": block.name, "input": input}
 
     def _of_step(self, step: Step) -> bytes:
@@ -123,3 +122,11 @@ class MessagesShape(StreamShape):
             case Ended(block):
                 content, kind = {}, "content_block_stop"
         return named_event(kind, {"type": kind, "index": block.index, **content})
+
+
+def _input(arguments: str) -> Any:
+    """As much as there is of it, if it was cut off; the official client reads streams like this."""
+    try:
+        return from_json(arguments, allow_partial=True, allow_inf_nan=False)
+    except ValueError:
+        return {}

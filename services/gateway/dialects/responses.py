@@ -18,7 +18,7 @@ from services.gateway.fields import refuse_unsupported
 from services.gateway.generation_body import Alternatives, Salt
 from services.gateway.request import Context, GenerationRequest
 from services.gateway.sampling_fields import SamplingFields
-from services.gateway.shape import Shape
+from services.gateway.shape import Shape, dump
 from services.gateway.tools import MAX_TOOLS, FunctionBody
 
 # Field -> the values that ask for nothing. All else is in fields.py.
@@ -108,7 +108,12 @@ class ResponsesBody(DialectBody, SamplingFields):
             return with_thoughts_counted(chat.to_request(context), context)
 
     def to_shape(self, request: GenerationRequest, context: Context) -> Shape:
-        return ResponsesShape(request, self._echoed(request))
+        echoed = self._echoed(request)
+        try:
+            dump(echoed)
+        except ValueError:
+            raise invalid("body: NaN and numbers beyond all bounds are no JSON.") from None
+        return ResponsesShape(request, echoed)
 
     def _chat(self) -> ChatBody:
         """The same as a chat."""
@@ -119,7 +124,7 @@ class ResponsesBody(DialectBody, SamplingFields):
             **self._response_format(),
             "messages": read_input(self.input, self.instructions),
             "tools": tools,
-            "tool_choice": self._tool_choice() if tools else None,
+            "tool_choice": self._tool_choice(),
             "parallel_tool_calls": self.parallel_tool_calls,
             "chat_template_kwargs": self._template_variables(),
             "max_tokens": self.max_output_tokens,
@@ -138,6 +143,8 @@ class ResponsesBody(DialectBody, SamplingFields):
 
     def _tool_choice(self) -> Any:
         match self.tool_choice:
+            case "auto" if not self.tools:
+                return "none"
             case "none" | "auto" | "required":
                 return self.tool_choice
             case {"type": "function", "name": str(name)}:

@@ -37,7 +37,8 @@ def read_input(input: Any, instructions: str | None) -> list[Message]:
 def _read(place: int, item: Any) -> Iterator[Message]:
     at = f"input[{place}]"
     item = read_object(at, item)
-    match item.get("type") or "message":
+    kind = item.get("type")
+    match "message" if kind is None else kind:
         case "message":
             role = item.get("role")
             if role not in ROLES:
@@ -64,5 +65,5 @@ def _read(place: int, item: Any) -> Iterator[Message]:
             content = read_content(f"{at}.content", item.get("content") or [], THOUGHTS)
             if content:  # else only the server that wrote it can read it
                 yield {"role": "assistant", "reasoning_content": content}
-        case kind:
+        case _:
             raise unsupported(at, f"items of type {str(kind)[:40]!r} are not supported")

@@ -146,7 +146,7 @@ class ResponsesShape(StreamShape):
                 place = self._place(block)
                 if block.kind is BlockKind.TEXT:
                     place["logprobs"] = self._told(tokens)
-                elif not text:  # tokens that are told of text only
+                if not text and not place.get("logprobs"):
                     return b""
                 return self._event(f"{EVENTS[block.kind]}.delta", **place, delta=text)
             case Ended(block):

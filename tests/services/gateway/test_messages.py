@@ -17,13 +17,16 @@ from pydantic import TypeAdapter
 
 from services.gateway import generation
 from services.gateway.body import parse
+from services.gateway.collector import Choice
 from services.gateway.dialects.messages import ConversationBody, MessagesBody
+from services.gateway.dialects.messages_shape import MessagesShape
 from services.gateway.errors import ApiError
 from services.gateway.parsing.answers import Formats
 from services.gateway.parsing.formats import tool_format
 from services.gateway.request import Context, GenerationRequest
-from shared.messages import Encode, Encoded, Failure, Generate
-from shared.types import FinishReason, int32s
+from services.gateway.shape import Answer
+from shared.messages import Encode, Encoded, Failure, Finished, Generate
+from shared.types import FinishReason, RequestId, int32s
 from tests.services.gateway.details import Spoken, details
 from tests.services.gateway.scripted_mesh import MODEL, ScriptedMesh, background, wait_ready
 
@@ -107,6 +110,12 @@ def test_turns_become_messages() -> None:
     assert chat["add_generation_prompt"]
 
 
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_an_empty_turn(role: str) -> None:
+    empty = {"role": role, "content": ""}
+    assert chat_of(messages=[{"role": role, "content": []}])["messages"] == [empty]
+
+
 def test_an_answer_that_the_client_has_begun_goes_on() -> None:
     chat = chat_of(messages=[USER, assistant(text("The answer is"))])
     assert (chat["add_generation_prompt"], chat["continue_final_message"]) == (False, True)
@@ -186,6 +195,7 @@ def test_a_form_of_the_text() -> None:
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, "'web_search_20250305'"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
+        ({"tool_choice": {"type": "any"}}, "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "'g'"),
@@ -334,6 +344,15 @@ async def test_a_call_that_is_cut_off(mesh: ScriptedMesh, official: AsyncAnthrop
     assert block.type == "tool_use"
     assert block.input == {"city": "Oslo"}
     assert answer.stop_reason == "max_tokens"
+
+
+@pytest.mark.parametrize("arguments", ['{"city": Oslo', '{"city": N', "{"])
+def test_a_call_whose_arguments_are_none(arguments: str) -> None:
+    begun = f'<tool_call>\n{{"name": "get_weather", "arguments": {arguments}'
+    request = read(tools=[TOOL])
+    finished = Finished(RequestId("x"), FinishReason.LENGTH, 3)
+    answer = MessagesShape(request).whole([Answer(finished, 5, begun)], [Choice()])
+    assert [block.get("input") for block in answer["content"]] == [{}]
 
 
 async def test_thinking(mesh: ScriptedMesh, tiny_model: Path) -> None:

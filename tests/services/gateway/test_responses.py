@@ -34,13 +34,13 @@ CALL = {
     "name": "get_weather",
     "arguments": '{"city": "x"}',
 }
+CONTEXT = Context("m", 100, 2048, lambda: 1, formats=Formats(tool_format("hermes", "")))
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def read(**fields: Any) -> GenerationRequest:
     raw = json.dumps({"input": "hi", **fields}).encode()
-    formats = Formats(tool_format("hermes", ""))
-    return parse(ResponsesBody, raw).to_request(Context("m", 100, 2048, lambda: 1, formats=formats))
+    return parse(ResponsesBody, raw).to_request(CONTEXT)
 
 
 def messages_of(**fields: Any) -> Any:
@@ -167,6 +167,8 @@ def test_effort_is_for_the_template() -> None:
         ({"tools": [TOOL | {"name": "a b"}]}, "tools", "tools.0.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice", "'mcp'"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice", "tools"),
+        ({"input": [{"type": {}, "role": "user", "content": "x"}]}, "input", "input[0]"),
         ({"text": {"format": {"type": "xml"}}}, "text.format", "text.format.type"),
         ({"text": {"verbosity": "low"}}, "text", "text.verbosity"),
         ({"include": ["everything"]}, "include", "include.0"),
@@ -194,6 +196,13 @@ def test_refusals(fields: dict[str, Any], param: str, naming: str) -> None:
     failure = caught.value.failure
     assert (failure.status, failure.param) == (400, param)
     assert naming in failure.message
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999"])
+def test_what_cannot_be_repeated_in_an_answer(number: str) -> None:
+    body = parse(ResponsesBody, f'{{"input": "x", "metadata": {{"a": {number}}}}}'.encode())
+    with pytest.raises(ApiError, match="NaN"):
+        body.to_shape(body.to_request(CONTEXT), CONTEXT)
 
 
 def test_what_asks_for_nothing_is_accepted() -> None:
