@@ -1,20 +1,48 @@
 # Two images from one file: `core` (gateway, tokenizer, scheduler, detokenizer; no torch) and
 # `executor` (model preparation and execution).
-ARG BASE=python:3.11-slim
-FROM ${BASE} AS core
-ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1
+#   BASE_IMAGE          any Linux with Python 3.11 or newer as python3, with venv
+#   TORCH_INDEX         where torch comes from besides PyPI; empty: PyPI's, which is built for CUDA
+#   EXECUTOR_PACKAGES   Debian packages of the executor; Triton compiles with gcc on a GPU
+ARG BASE_IMAGE=python:3.11-slim
+FROM ${BASE_IMAGE} AS core-packages
+ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/venv/bin:$PATH
+# The number is fixed: volumes and Kubernetes' runAsNonRoot know users by it.
+RUN useradd --uid 10001 --user-group --no-create-home --home-dir /tmp headrace \
+    && install --directory --owner headrace --group headrace /models \
+    && install --directory --owner headrace --group headrace --mode 0700 /keys
+RUN python3 -m venv /venv
 WORKDIR /app
-COPY pyproject.toml README.md LICENSE ./
+# Packages by themselves, before the sources: a change of ours does not install torch again.
+COPY pyproject.toml ./
+RUN python3 -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+print(*project["dependencies"], sep="\n")' >/tmp/packages \
+    && pip install --requirement /tmp/packages && rm /tmp/packages
+
+FROM core-packages AS core
+COPY README.md LICENSE ./
 COPY shared shared
 COPY kernels kernels
 COPY services services
-RUN python3 -m venv /venv && /venv/bin/pip install .
-ENV PATH=/venv/bin:$PATH
-RUN useradd --create-home headrace && mkdir /models && chown headrace /models
-USER headrace
+RUN pip install --no-deps .
+USER 10001:10001
 ENTRYPOINT ["headrace"]
 
-FROM core AS executor
-USER root
-RUN /venv/bin/pip install '.[executor]'
-USER headrace
+FROM core-packages AS executor-packages
+ARG EXECUTOR_PACKAGES=""
+RUN if [ -n "$EXECUTOR_PACKAGES" ]; then apt-get update \
+    && apt-get install --yes --no-install-recommends $EXECUTOR_PACKAGES \
+    && rm -rf /var/lib/apt/lists/*; fi
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN python3 -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+print(*project["optional-dependencies"]["executor"], sep="\n")' >/tmp/packages \
+    && pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} --requirement /tmp/packages \
+    && rm /tmp/packages
+
+FROM executor-packages AS executor
+COPY README.md LICENSE ./
+COPY shared shared
+COPY kernels kernels
+COPY services services
+RUN pip install --no-deps .
+USER 10001:10001
+ENTRYPOINT ["headrace"]
