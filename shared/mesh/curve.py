@@ -38,7 +38,7 @@ class MeshKeys:
             raise BadSetting(f"--mesh-keys: {file} cannot be read: {error}") from None
         if not public or not secret:
             raise BadSetting(f"--mesh-keys: {file} holds no key pair")
-        if file.stat().st_mode & 0o077:
+        if _others_can_read(file.stat()):
             raise BadSetting(f"--mesh-keys: others can read {file}; chmod 600 it")
         return cls(public, secret)
 
@@ -67,6 +67,12 @@ def make_keys(directory: Path) -> Path:
     finally:
         os.umask(mask)
     return file
+
+
+def _others_can_read(status: os.stat_result) -> bool:
+    """A file of root's may be its group's: so Kubernetes gives a secret to a user in a pod."""
+    group_may = status.st_uid == 0 != os.geteuid() and status.st_gid in os.getgroups()
+    return bool(status.st_mode & (0o037 if group_may else 0o077))
 
 
 def _secret_file(directory: Path) -> Path:

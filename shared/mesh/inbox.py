@@ -12,6 +12,7 @@ import zmq
 
 from shared.codec import MAX_FRAME_BYTES
 from shared.mesh.curve import MeshKeys
+from shared.mesh.strangers import Strangers
 
 HIGH_WATER_MARK = 8192  # frames; reached, the sender's own queue fills next
 DRAIN_LIMIT = 128  # frames handled before other callbacks of the loop get their turn
@@ -40,8 +41,10 @@ class Inbox:
         self._socket.set(zmq.LINGER, 0)
         self._socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
         self._socket.set(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self._strangers: Strangers | None = None
         if keys is not None:
             keys.protect_inbox(self._socket)
+            self._strangers = Strangers(self._socket)
         self._socket.bind(endpoint)
         self._more = False  # a turn of `_drain` is due
         self._loop = asyncio.get_running_loop()
@@ -52,6 +55,8 @@ class Inbox:
         if not self._socket.closed:
             self._stall_check.cancel()
             self._loop.remove_reader(self._socket.fileno())
+            if self._strangers is not None:
+                self._strangers.close()
             self._socket.close()
 
     def _on_readable(self) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -14,6 +16,7 @@ import zmq
 from shared.codec import encode
 from shared.mesh.curve import MeshKeys, make_keys
 from shared.messages import Abort
+from shared.settings import BadSetting
 from shared.types import RequestId, ServiceName
 from tests.shared.mesh_member import TcpMembers, until
 
@@ -35,6 +38,14 @@ def connected(endpoint: str, **options: bytes) -> Iterator[zmq.Socket[bytes]]:
             push.set(getattr(zmq, name), value)
         push.connect(endpoint)
         yield push
+
+
+def turned_away(logs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [log for log in logs if log["event"] == "stranger turned away"]
+
+
+def hows(logs: Sequence[Mapping[str, Any]]) -> set[str | None]:
+    return {log.get("how") for log in turned_away(logs)}
 
 
 async def test_members_talk(tcp_members: TcpMembers, keys: Path) -> None:
@@ -66,13 +77,22 @@ async def test_strangers_are_turned_away(tcp_members: TcpMembers, keys: Path) ->
                 for stranger in (plain, wrong, knowing):
                     for _ in range(10):
                         stranger.send(frame, zmq.NOBLOCK)
-                await until(lambda: any(log["event"] == "stranger turned away" for log in logs))
+                await until(lambda: {None, "with keys of another mesh"} <= hows(logs))
                 await asyncio.sleep(LONG_ENOUGH)
             gateway.tell(tokenizer, "member")
             await until(lambda: tokenizer.heard == ["member"])
         assert tokenizer.metric("frames_received") == 1
-    turned_away = [log["key"] for log in logs if log["event"] == "stranger turned away"]
-    assert own_public.decode() in turned_away
+    assert {log.get("key") for log in turned_away(logs)} == {None, own_public.decode()}
+
+
+async def test_strangers_without_keys_are_told(tcp_members: TcpMembers, keys: Path) -> None:
+    members = tcp_members.with_keys(keys)
+    tokenizer = members(TOKENIZER)
+    with structlog.testing.capture_logs() as logs:
+        async with tokenizer.present(), asyncio.timeout(20):
+            while "without keys" not in hows(logs):  # now and then the stranger is first to leave
+                with connected(members.endpoint(TOKENIZER)):
+                    await asyncio.sleep(0.1)
 
 
 async def test_other_keys_and_none_make_another_mesh(
@@ -88,3 +108,28 @@ async def test_other_keys_and_none_make_another_mesh(
                 assert not gateway.sees(tokenizer)
                 assert not tokenizer.sees(gateway)
     assert gateway.events == []
+
+
+POD_USER, POD_GROUP = 10001, 10002
+
+
+@pytest.mark.parametrize(
+    ("mode", "user", "group", "refused"),
+    [
+        (0o600, POD_USER, POD_USER, False),
+        (0o640, POD_USER, POD_USER, True),
+        (0o440, 0, POD_GROUP, False),  # a Kubernetes secret under the pod's fsGroup
+        (0o440, 0, 7, True),
+        (0o460, 0, POD_GROUP, True),
+        (0o444, 0, POD_GROUP, True),
+    ],
+)
+def test_only_a_file_of_roots_may_be_its_groups(
+    mode: int, user: int, group: int, refused: bool, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: POD_USER)
+    monkeypatch.setattr(os, "getgroups", lambda: [POD_GROUP])
+    status = os.stat_result((mode, 0, 0, 1, user, group, 0, 0, 0, 0))
+    monkeypatch.setattr(Path, "stat", lambda self, **_: status)
+    with pytest.raises(BadSetting, match="others can read") if refused else nullcontext():
+        MeshKeys.load(keys)
