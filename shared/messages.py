@@ -204,7 +204,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """scheduler -> gateway: the request runs now, and so much was cached. Not sent for nothing."""
+    """scheduler -> gateway: the request runs now, and so much was cached.
+
+    Sent only if anything was, or if requests are traced.
+    """
 
     request_id: RequestId
     cached_tokens: int  # of the prompt

@@ -205,6 +205,12 @@ class Settings:
     )
 
     # Running
+    otlp_traces_endpoint: str | None = _setting(
+        None,
+        "URL of a collector of OpenTelemetry traces, such as http://collector:4318/v1/traces",
+        GATEWAY,
+        SCHEDULER,
+    )
     drain_timeout: float = _setting(
         30.0, "seconds that running answers may take to finish on SIGTERM", *EVERY, at_least=0
     )
@@ -227,6 +233,11 @@ class Settings:
         self._check_simulation()
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise BadSetting("--ssl-certfile: needs --ssl-keyfile, and the other way round")
+
+        if not (self.otlp_traces_endpoint or "http://").startswith(("http://", "https://")):
+            raise BadSetting(
+                f"--otlp-traces-endpoint: {self.otlp_traces_endpoint!r} is no URL of http or https"
+            )
 
     def _check_simulation(self) -> None:
         if self.sim is None:

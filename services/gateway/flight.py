@@ -63,4 +63,7 @@ class Flight:
     arrived: float  # perf_counter, seconds
     measured: bool  # a probe is not
     sequences: list[Sequence] = field(default_factory=list)
+    # perf_counter, seconds, of the first of its sequences to come so far
+    accepted_at: float | None = None
+    admitted_at: float | None = None
     first_token_at: float | None = None

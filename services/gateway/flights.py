@@ -93,6 +93,8 @@ class Flights:
         if sequence.stage is Stage.SENT:
             self._outstanding.done(sequence.tokenizer, work_of(sequence.prompt))
         sequence.stage = Stage.ACCEPTED
+        if sequence.flight.accepted_at is None:
+            sequence.flight.accepted_at = time.perf_counter()
         sequence.scheduler = message.scheduler
         sequence.flight.collector.accept(sequence.index, message.prompt_tokens)
         for follower in sequence.followers:
@@ -102,6 +104,8 @@ class Flights:
     def admitted(self, message: Admitted) -> None:
         sequence = self._known(message.request_id)
         if sequence is not None:
+            if sequence.flight.admitted_at is None:
+                sequence.flight.admitted_at = time.perf_counter()
             sequence.flight.collector.found(sequence.index, message.cached_tokens)
 
     def refused(self, message: Refused) -> None:

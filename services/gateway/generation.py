@@ -52,7 +52,7 @@ class GenerationEndpoint:
             wanted, shape = await self._read(Request(scope, receive))
             flight = self._parts.take_off(wanted, arrived)
         except ApiError as error:
-            self._refused(error, scope["headrace.request_id"])
+            self._refused(error, scope, arrived)
             raise
         exchange = _Exchange(wanted, flight, shape, send)
         timer = self._limit(flight)
@@ -69,6 +69,9 @@ class GenerationEndpoint:
                 timer.cancel()
             self._parts.flights.close(flight, exchange.abort_reason)
             summary = exchange.summary()
+            if self._parts.spans is not None:
+                problem = summary.get("error") or summary.get("aborted")
+                self._parts.spans.ended(scope, flight, summary["status"], problem)
             self._parts.log.info("request", request_id=scope["headrace.request_id"], **summary)
 
     def _limit(self, flight: Flight) -> asyncio.TimerHandle | None:
@@ -81,12 +84,14 @@ class GenerationEndpoint:
         loop = asyncio.get_running_loop()
         return loop.call_later(seconds, flight.collector.fail, failure)
 
-    def _refused(self, error: ApiError, request_id: str) -> None:
+    def _refused(self, error: ApiError, scope: Scope, arrived: float) -> None:
         failure = error.failure
         self._parts.metrics.refused(failure.status)
+        if self._parts.spans is not None:
+            self._parts.spans.refused(scope, arrived, failure.status, failure.message)
         self._parts.log.info(
             "request refused",
-            request_id=request_id,
+            request_id=scope["headrace.request_id"],
             status=int(failure.status),
             param=failure.param,
             code=failure.code,

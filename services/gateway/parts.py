@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 from starlette.types import Scope
@@ -24,6 +25,9 @@ from shared.model import ModelInfo
 from shared.settings import Settings
 from shared.types import ServiceName
 
+if TYPE_CHECKING:
+    from services.gateway.spans import RequestSpans
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -40,6 +44,7 @@ class Parts:
     scraper: Scraper
     tracer: Tracer
     metrics: GatewayMetrics
+    spans: RequestSpans | None  # None: nobody collects them
     draw_seed: Callable[[], int]
     log: structlog.typing.FilteringBoundLogger
 

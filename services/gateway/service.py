@@ -8,6 +8,7 @@ import random
 import ssl
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.gateway.admission import Admission
 from services.gateway.app import build_app
@@ -45,6 +46,9 @@ from shared.service import Service, StartError
 from shared.settings import Settings, model_path
 from shared.types import ServiceName
 
+if TYPE_CHECKING:
+    from services.gateway.spans import RequestSpans
+
 
 class GatewayService(Service):
     service = ServiceName.GATEWAY
@@ -63,6 +67,7 @@ class GatewayService(Service):
         self._tracer = Tracer(self._gatherer, (self.service, mesh.identity.name), self.trace)
         self._prober = Prober(self._readiness, self._flights, self._may_probe, self.spawn)
         self._server: HttpServer | None = None
+        self._spans: RequestSpans | None = None
         self.urls: list[str] = []  # where it listens, once it does
         self._exits = contextlib.ExitStack()
 
@@ -82,6 +87,7 @@ class GatewayService(Service):
         except ValueError as error:
             raise StartError(str(error)) from error
         self._exits.enter_context(uvicorn_logs())
+        self._spans = self._request_spans()
         tls = self._tls()
         self._server = HttpServer(build_app(self._parts(model)), sockets, tls)
         await self._server.start()
@@ -143,7 +149,20 @@ class GatewayService(Service):
         self._flights.end_all(unavailable_failure("The server is shutting down."))
         if self._server is not None:
             await self._server.stop()
+        if self._spans is not None:
+            await self._spans.close()
         self._exits.close()
+
+    def _request_spans(self) -> RequestSpans | None:
+        endpoint = self.settings.otlp_traces_endpoint
+        if endpoint is None:
+            return None
+        try:
+            from services.gateway.spans import RequestSpans
+        except ImportError as error:
+            reason = "needs OpenTelemetry: pip install 'headrace[otel]'"
+            raise StartError(f"--otlp-traces-endpoint: {reason} ({error.name})") from error
+        return RequestSpans(endpoint, self.mesh.identity.name)
 
     def _tls(self) -> ssl.SSLContext | None:
         certfile, keyfile = self.settings.ssl_certfile, self.settings.ssl_keyfile
@@ -179,6 +198,7 @@ class GatewayService(Service):
             scraper=self._scraper,
             tracer=self._tracer,
             metrics=self._metrics,
+            spans=self._spans,
             draw_seed=lambda: seeds.getrandbits(63),
             log=self.log,
         )

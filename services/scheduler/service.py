@@ -197,7 +197,7 @@ class SchedulerService(Service):
 
     def _admitted(self, sequence: Sequence) -> None:
         self._queue_time.observe(self._loop.time() - sequence.arrived)
-        if sequence.num_cached:
+        if sequence.num_cached or self.settings.otlp_traces_endpoint is not None:
             admitted = Admitted(sequence.request_id, sequence.num_cached)
             self.mesh.send(ServiceName.GATEWAY, sequence.route.gateway, admitted)
 

@@ -45,7 +45,7 @@ def words_for(text: str) -> st.SearchStrategy[Any]:
     if int in (hint, *get_args(hint)):
         low = 0 if rule["at_least"] is None else rule["at_least"]
         return st.integers(low, rule["at_most"] or 10**9)
-    return plain
+    return plain.map("http://{}".format) if text == "otlp_traces_endpoint" else plain
 
 
 any_settings = st.builds(  # `sim` has a form of its own
@@ -137,6 +137,11 @@ def test_a_key_that_would_change_on_its_way_is_refused(keys: list[str]) -> None:
         (["--drain-timeout", "nan"], {}, "--drain-timeout: nan is less than 0"),
         (["--gpu-memory-utilization", "1.1"], {}, "--gpu-memory-utilization: 1.1 is more than 1"),
         (["--dtype", "int4"], {}, "--dtype: 'int4' is none of auto, float32, bfloat16"),
+        (
+            ["--otlp-traces-endpoint", "grpc://x:4317"],
+            {},
+            "--otlp-traces-endpoint: 'grpc://x:4317' is no URL of http or https",
+        ),
         (["--quantum", "1"], {}, "unrecognized arguments: --quantum 1"),
         (["--por", "1"], {}, "unrecognized arguments: --por 1"),
         (["stray"], {}, "unrecognized arguments: stray"),

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.scheduler.service import SchedulerService
 from shared.messages import Admitted, Announce, Credit, Message, Plan, StepResult
@@ -38,9 +38,9 @@ class Scene:
         self.at: dict[ServiceName, Station] = {}
 
     @classmethod
-    async def set(cls, stations: Stations, **settings: float) -> Scene:
+    async def set(cls, stations: Stations, **settings: Any) -> Scene:
         """All peers are there, and the executor has announced itself."""
-        settings = {"run_ahead": 0, "max_lease": 0, "max_decode_slowdown": inf} | settings
+        settings = {"run_ahead": 0, "max_lease": 0, "max_decode_slowdown": inf, **settings}
         scene = cls(stations, await stations.serve(SchedulerService, **settings))
         for service in (GATEWAY, TOKENIZER, DETOKENIZER, EXECUTOR):
             await scene.place(service)

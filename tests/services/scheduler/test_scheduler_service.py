@@ -79,6 +79,12 @@ async def test_the_gateway_hears_what_was_cached(stations: Stations) -> None:
     assert scene.metric("prefix_cache_evictions_total") == 0
 
 
+async def test_who_traces_requests_hears_of_each_admission(stations: Stations) -> None:
+    scene = await Scene.set(stations, otlp_traces_endpoint="http://127.0.0.1:9/v1/traces")
+    scene.say(TOKENIZER, submit("a", 13, 3))
+    assert await scene.hear(GATEWAY, Admitted) == Admitted(RequestId("a"), 0)
+
+
 async def test_only_the_first_admission_is_looked_up(stations: Stations) -> None:
     scene = await Scene.set(stations)
     scene.say(TOKENIZER, submit("a", 13, 3))
