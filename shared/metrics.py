@@ -6,11 +6,15 @@ import os
 import time
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from shared.codec import Identity
+
+# In memory, even where the environment has a PROMETHEUS_MULTIPROC_DIR for other programs: each
+# process answers for itself, and files could fail it.
+values.ValueClass = values.MutexValue
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

@@ -39,6 +39,7 @@ def texts(results: list[Result]) -> list[str | None]:
 
 
 def test_bad_prompts_are_errors_at_their_places(llm: LLM) -> None:
+    """R121"""
     prompts = [f"Number {number}" for number in range(100)]
     params: list[dict[str, Any]] = [dict(GREEDY) for _ in prompts]
     prompts[37] = "word " * 400
@@ -56,6 +57,7 @@ def test_bad_prompts_are_errors_at_their_places(llm: LLM) -> None:
 
 
 def test_prompts_of_any_length_keep_their_answers(llm: LLM) -> None:
+    """R122"""
     drawn = random.Random(3)
     lengths = [drawn.choice((1, 20, 100, 200, 300)) for _ in range(200)]
     prompts = [f"{number}" + " word" * length for number, length in enumerate(lengths)]
@@ -67,6 +69,7 @@ def test_prompts_of_any_length_keep_their_answers(llm: LLM) -> None:
 
 
 def test_an_interrupt_and_the_next_call(llm: LLM) -> None:
+    """R127"""
     short = ["The mill", "The race"]
     alone = texts(llm.generate(short, GREEDY))
     timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
@@ -77,6 +80,7 @@ def test_an_interrupt_and_the_next_call(llm: LLM) -> None:
 
 
 def test_no_tokens_is_a_clear_answer(llm: LLM) -> None:
+    """R128"""
     (result,) = llm.generate("The mill", {"max_tokens": 0})
     if result.error:
         assert result.error.param == "max_tokens"
@@ -147,7 +151,7 @@ def scratch() -> Iterator[str]:
 def test_a_file_with_all_kinds_of_lines_in_three_runs(
     model_dir: Path, tmp_path: Path, scratch: str
 ) -> None:
-    """Killed in the first, interrupted in the second; the third ends with a result a line."""
+    """R124. Killed in the first, interrupted in the second; the third ends with a result a line."""
     source, output = tmp_path / "in", tmp_path / "out"
     bad: list[dict[str, Any] | str] = [
         line("url", "x", url="/v1/nothing"),
@@ -203,6 +207,7 @@ with LLM(sys.argv[1], device="simulated", sim="base=0.001") as llm:
 
 
 def test_many_start_at_once(model_dir: Path) -> None:
+    """R130"""
     command = [sys.executable, "-P", "-c", PROGRAM, str(model_dir)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
     answers = {process.communicate(timeout=120)[0] for process in running}

@@ -30,12 +30,15 @@ def assert_crowd(mesh: RunningMesh, cases: list[Expected]) -> None:
 
 
 def test_alone(mesh: RunningMesh, reference: Reference) -> None:
+    """R074: with the crowds below, the same text whatever else is in the batch."""
     for case in reference.mixed:
         assert outcome(mesh, case.prompt) == expected(case), len(case.prompt)
 
 
 def test_32_at_once(mesh: RunningMesh, reference: Reference) -> None:
+    """R074: in another order, and then another."""
     assert_crowd(mesh, reference.mixed)
+    assert_crowd(mesh, reference.mixed[::-1])
 
 
 def test_small_token_budget(model_dir: Path, reference: Reference) -> None:

@@ -140,11 +140,16 @@ def test_run_directory_is_private(own_mesh: RunningMesh) -> None:
 
 
 def test_api_key_is_in_no_process_list(model_dir: Path) -> None:
-    key = {"HEADRACE_API_KEY": "sesame-opens"}
-    with running_mesh(model_dir, "--device", "simulated", **key) as mesh:
+    """R101, and R100: a directory for metrics that cannot be used is not looked at."""
+    environment = {"HEADRACE_API_KEY": "sesame-opens", "PROMETHEUS_MULTIPROC_DIR": "/no/such"}
+    with running_mesh(model_dir, "--device", "simulated", **environment) as mesh:
         launcher = psutil.Process(mesh.process.pid)
         for process in (launcher, *launcher.children()):
             assert "sesame" not in " ".join(process.cmdline())
         assert mesh.client.get("/v1/models").status_code == 401
         headers = {"Authorization": "Bearer sesame-opens"}
         assert mesh.client.get("/v1/models", headers=headers).status_code == 200
+        metrics = mesh.client.get("/metrics", headers=headers)
+        assert metrics.status_code == 200
+        assert "headrace_time_to_first_token_seconds_count 0.0" in metrics.text
+        assert "sesame" not in mesh.log.read_text() + metrics.text

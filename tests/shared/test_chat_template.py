@@ -113,6 +113,7 @@ def test_tools_and_other_variables_reach_the_template() -> None:
 def test_the_real_template_gives_the_ids_of_transformers(
     model_dir: Path, messages: list[dict[str, Any]], add_generation_prompt: bool
 ) -> None:
+    """R109: with the special tokens that the template writes, and no others."""
     info = read_model_info(model_dir)
     specials = {"bos_token": info.bos_token, "eos_token": info.eos_token}
     assert info.chat_template is not None
@@ -152,6 +153,7 @@ def test_a_broken_template_says_so(source: str) -> None:
     ],
 )
 def test_a_template_that_goes_too_far_is_a_refusal(source: str) -> None:
+    """R107: templates run in a sandbox, within limits."""
     with pytest.raises(ChatError, match="refused"):
         render(source, [USER])
 

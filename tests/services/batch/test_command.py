@@ -42,6 +42,7 @@ def batch(server: ScriptedServer, lines: Iterable[str], *words: str) -> int:
 def test_each_line_has_its_result(
     here: Path, server: ScriptedServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """R124"""
     lines = [
         line("a", "first"),
         line("b", url="/v1/nothing"),

@@ -122,6 +122,7 @@ def test_mistakes_are_raised_before_any_work(
     kind: type[Exception],
     reason: str,
 ) -> None:
+    """R128"""
     with pytest.raises(kind, match=reason):
         llm.generate(prompts, params)
     assert server.bodies == []
@@ -193,6 +194,7 @@ def test_a_name_of_the_server(server: ScriptedServer) -> None:
 
 
 def test_the_bar(server: ScriptedServer, llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    """R125: it counts prompts, whatever the number of their samples."""
     server.act = picky
     llm.generate(["a", "bad", "b", "c"], {"n": 10}, progress=True)
     out, err = capfd.readouterr()

@@ -61,6 +61,7 @@ def last_line(seen: str) -> str:
 
 @pytest.mark.parametrize("total", [5, None])
 def test_it_ends_at_100_percent_and_standard_output_is_the_programs(total: int | None) -> None:
+    """R125"""
     output, seen = run(total, [200, 400, 200, 200])
     line = last_line(seen)
     assert line.startswith("requests ")

@@ -111,6 +111,7 @@ def test_text_parts_are_joined_by_line_ends() -> None:
     ],
 )
 def test_bad_messages_are_named(message: Any, naming: str) -> None:
+    """R068: parts that are no text are refused by their type, and never left out."""
     with pytest.raises(ApiError) as caught:
         read_messages([{"role": "user", "content": "hi"}, message])
     failure = caught.value.failure

@@ -59,6 +59,7 @@ async def test_streams(mesh: ScriptedMesh, official: AsyncOpenAI) -> None:
 
 
 async def test_an_error_in_a_stream_is_raised(mesh: ScriptedMesh, official: AsyncOpenAI) -> None:
+    """R025"""
     async with background(_all_chunks(official)) as reading:
         request = await mesh.tokenizer.hear(Generate)
         mesh.accept(request)

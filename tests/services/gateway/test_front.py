@@ -72,6 +72,7 @@ async def test_without_origins_nothing_is_said_of_them(client: httpx.AsyncClient
 async def test_a_request_that_takes_too_long(
     mesh: ScriptedMesh, tiny_model: Path, stream: bool
 ) -> None:
+    """R025: a stream says so with its last event, and is not followed by a [DONE]."""
     client = await start(mesh, tiny_model, request_timeout=0.2)
     ask = client.post("/v1/completions", json=ASK | {"stream": stream})
     async with background(ask) as asking:

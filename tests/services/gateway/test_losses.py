@@ -124,6 +124,7 @@ def token_since(mesh: ScriptedMesh, began: float) -> bool:
 async def test_requests_that_went_through_a_lost_service_end(
     mesh: ScriptedMesh, client: httpx.AsyncClient, service: ServiceName, stream: bool
 ) -> None:
+    """R025: no stream ends as if it were complete."""
     lost = mesh.scheduler if service is SCHEDULER else mesh.detokenizer
     left = mesh.detokenizer if service is SCHEDULER else mesh.scheduler
     async with background(complete(client, prompt=["a", "b"], stream=stream)) as answering:

@@ -114,6 +114,7 @@ def test_nobody_is_overtaken_by_what_came_much_later(asked: list[tuple[int, floa
 def test_an_endless_stream_of_urgent_ones_lets_the_least_urgent_through(
     priority: int, urgent: int, pause: int
 ) -> None:
+    """R076"""
     patient = Request(priority=priority)
     queue = queue_of(patient)
     for now in count(0, pause):

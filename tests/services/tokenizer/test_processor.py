@@ -184,11 +184,13 @@ def test_a_special_token_as_stop_string_is_found_by_its_id(processor: InputProce
         (None, "no chat template"),
         ("{{ broken", "broken"),
         ("{{ raise_exception('system only') }}", "system only"),
+        ("{% for i in range(10**9) %}{% endfor %}", "ange"),
     ],
 )
 def test_without_a_usable_template_only_chats_are_refused(
     model: ModelInfo, encoder: Encoder, template: str | None, reason: str
 ) -> None:
+    """R107"""
     processor = InputProcessor(replace(model, chat_template=template), encoder)
     chat, text = processor.process([generate(chat=chat_of("Hi")), generate("Hi")])
     assert reason in refusal(chat).message
