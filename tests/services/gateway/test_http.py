@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from services.gateway import http_protocol
+from services.gateway.middleware import OPEN_PATHS
 from shared.messages import Abort, Decode, Decoded, Encode, Encoded, Failure, Generate, Refused
 from shared.types import int32s
 from tests.services.gateway.scripted_mesh import ScriptedMesh, background, wait_ready
@@ -154,23 +155,33 @@ async def test_a_body_that_was_only_announced(small: httpx.AsyncClient) -> None:
 
 
 async def test_keys(small: httpx.AsyncClient) -> None:
+    """R101: no route but those of health does anything without a key."""
     bad = [
         *({}, {"authorization": ""}, {"authorization": "Bearer"}, {"authorization": "Bearer no"}),
         *({"authorization": "secret-1"}, {"authorization": "Basic secret-1"}),
         *({"x-api-key": "secret"}, {"authorization": "Bearer secret"}),
     ]
-    paths = [("POST", path) for path in POSTS] + [("GET", path) for path in GETS]
+    document = (await small.get("/openapi.json")).json()["paths"]
+    routes = [(method.upper(), path) for path, one in document.items() for method in one]
+    assert len(routes) > len(POSTS) + len(GETS)
+    paths = [(method, path) for method, path in routes if path not in OPEN_PATHS]
+    paths += [("POST", f"/{path}") for path in POSTS] + [("POST", f"{path}/") for path in POSTS]
+    paths += [("GET", path) for path in GETS]
     paths += [("GET", path) for path in ("//v1/models", "/nowhere", "/health/", "/HEALTH", "/docs")]
     paths += [("OPTIONS", "/v1/models"), ("GET", "/version?api_key=secret-1")]
     async with httpx.AsyncClient(base_url=small.base_url) as client:
         for method, path in paths:
             for headers in bad:
-                error = assert_error(await client.request(method, path, headers=headers), 401)
-                assert error["code"] == "invalid_api_key"
+                answer = await client.request(method, path, headers=headers)
+                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+                told = answer.json()["error"]
+                assert "valid API key" in (told if isinstance(told, str) else told["message"])
+                if not path.startswith(("/v1/messages", "/v2")):  # they have shapes of their own
+                    assert assert_error(answer, 401)["code"] == "invalid_api_key"
         twice = [("authorization", "Bearer no"), ("authorization", "Bearer secret-1")]
         for both in (twice, twice[::-1]):
             assert_error(await client.get("/version", headers=both), 401)
-        for path in ("/health", "/ready"):
+        for path in OPEN_PATHS:
             assert (await client.get(path)).status_code == 200
         for value in ("Bearer secret-1", "bearer secret-2", "BEARER  secret-1"):
             response = await client.get("/version", headers={"authorization": value})
@@ -205,6 +216,7 @@ async def test_tokenize(mesh: ScriptedMesh, client: httpx.AsyncClient) -> None:
     async with background(client.post("/tokenize", json={"messages": messages})) as answering:
         question = await mesh.tokenizer.hear(Encode)
         assert question.prompt.chat is not None
+        assert not question.prompt.add_special_tokens  # R109: the template writes its own
         failure = Failure(400, "no template", "messages")
         mesh.tokenizer.tell(Refused(question.request_id, failure))
         assert assert_error(await answering, 400)["message"] == "no template"

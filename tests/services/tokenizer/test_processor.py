@@ -23,6 +23,7 @@ from shared.messages import (
 from shared.model import ModelInfo, read_model_info
 from shared.sampling import Grammar, GrammarKind, SamplingParams
 from shared.types import Int32s, RequestId, int32s
+from tests.services.tokenizer.test_encoder import with_bos
 
 ROUTE = Route("gateway.0", "detokenizer.0")
 LIMIT = 100
@@ -196,6 +197,19 @@ def test_without_a_usable_template_only_chats_are_refused(
     assert reason in refusal(chat).message
     assert refusal(chat).param == "messages"
     assert submitted(text).token_ids
+
+
+def test_a_start_token_of_the_template_is_the_only_one(model: ModelInfo, tmp_path: Path) -> None:
+    """R109: whoever asks for ids, or for text."""
+    encoder = Encoder(with_bos(tmp_path))
+    template = "{{ bos_token }} {{ messages[0].content }}"
+    starting = replace(model, chat_template=template, bos_token="<s>", vocab_size=3)
+    chat = Prompt(chat=chat_of("a b"), add_special_tokens=False)
+    sampled, encoded = InputProcessor(starting, encoder).process(
+        [Generate(RequestId("r"), chat, params(), ROUTE), Encode(RequestId("r"), chat)]
+    )
+    assert isinstance(encoded, Encoded)
+    assert submitted(sampled).token_ids == encoded.token_ids == int32s([0, 1, 2])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -123,6 +125,27 @@ async def test_a_lost_gateway_leaves_nothing_behind(stations: Stations) -> None:
     await scheduler.next(Submit)
     service.peer_lost(GATEWAY, "gateway.1")
     assert not service.busy
+
+
+@pytest.mark.parametrize(
+    ("template", "level"), [(None, "info"), ("{{ broken", "warning"), ("{{ messages }}", None)]
+)
+async def test_a_template_that_cannot_be_used_is_told_at_the_start(
+    stations: Stations, model_dir: Path, tmp_path: Path, template: str | None, level: str | None
+) -> None:
+    """R107"""
+    for name in ("config.json", "tokenizer.json", "generation_config.json"):
+        (tmp_path / name).symlink_to(model_dir / name)
+    config = {} if template is None else {"chat_template": template}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with structlog.testing.capture_logs() as lines:
+        service = await stations.serve(TokenizerService, model=str(tmp_path))
+        gateway = await stations.station(GATEWAY)
+        await stations.linked(service, gateway)
+        gateway.say(TOKENIZER, Encode(RequestId("text"), Prompt(text="Hi")))
+        assert (await gateway.next(Encoded)).token_ids
+    told = [line["log_level"] for line in lines if line["event"] == "no chats will be served"]
+    assert told == ([] if level is None else [level])
 
 
 async def test_a_context_that_is_too_long_is_refused_at_the_start(stations: Stations) -> None:
