@@ -117,8 +117,11 @@ def docker_here(state: Path) -> Iterator[Docker]:
     finally:
         daemon.terminate()
         daemon.wait(timeout=60)
+        left = [["umount", str(state / "exec-root/netns/default")]]  # by dockerd
         if not had_bridge:
-            subprocess.run(["ip", "link", "delete", "docker0"], capture_output=True, check=False)
+            left.append(["ip", "link", "delete", "docker0"])
+        for command in left:
+            subprocess.run(command, capture_output=True, check=False)
 
 
 def _start_daemon(state: Path, address: str) -> subprocess.Popen[bytes]:
