@@ -25,5 +25,14 @@ def mesh(session_mesh: RunningMesh) -> Iterator[RunningMesh]:
 
 
 @pytest.fixture(scope="session")
+def step_by_step(model_dir: Path) -> Iterator[RunningMesh]:
+    """The same, but it plans each iteration when the one before is over, and caches no prefixes."""
+    flags = ("--run-ahead", "0", "--max-lease", "0", "--no-enable-prefix-caching")
+    with running_mesh(model_dir, "--dtype", "float32", *flags) as mesh:
+        yield mesh
+        mesh.wait_idle()
+
+
+@pytest.fixture(scope="session")
 def reference(model_dir: Path) -> Reference:
     return Reference(model_dir)

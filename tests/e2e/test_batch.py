@@ -79,6 +79,25 @@ def test_an_interrupt_and_the_next_call(llm: LLM) -> None:
     assert texts(llm.generate(short, GREEDY)) == alone
 
 
+def test_each_of_many_with_a_schema_ends_by_its_own_rule(llm: LLM) -> None:
+    """R131: in a cache that holds few of them at once."""
+    prompts = [f"Number {number}" for number in range(64)]
+    params = [
+        {**GREEDY, "max_tokens": 40, "guided_json": {"enum": ["x" * (1 + number % 9)]}}
+        for number in range(64)
+    ]
+    together = llm.generate(prompts, params)
+    assert [json.loads(result.text or "") for result in together] == [
+        "x" * (1 + number % 9) for number in range(64)
+    ]
+    for at in (0, 31, 63):
+        (alone,) = llm.generate(prompts[at], params[at])
+        assert alone.text == together[at].text
+    free = {**GREEDY, "max_tokens": 12, "guided_regex": "[a-z]{400,}"}
+    both = llm.generate(prompts, [free if number % 2 else params[number] for number in range(64)])
+    assert [result.finish_reason for result in both] == ["stop", "length"] * 32
+
+
 def test_no_tokens_is_a_clear_answer(llm: LLM) -> None:
     """R128"""
     (result,) = llm.generate("The mill", {"max_tokens": 0})

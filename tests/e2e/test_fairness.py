@@ -26,6 +26,10 @@ PATIENCE = 20.0  # seconds
 @pytest.fixture(scope="module")
 def simulated(model_dir: Path) -> Iterator[RunningMesh]:
     with running_mesh(model_dir, *SIM) as mesh:
+        first = mesh.client.get("/metrics").text
+        for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
+            assert f"headrace_{name} 0.0" in first
+        assert "headrace_time_to_first_token_seconds_count 0.0" in first
         yield mesh
         mesh.wait_idle()
 
@@ -54,6 +58,21 @@ def test_a_crowd_of_one_tenant_hardly_delays_another(simulated: RunningMesh) -> 
         assert took <= 2 * TOKENS + SCRAPES
         assert simulated.metric("headrace_num_requests_waiting") > CROWD // 2
     simulated.wait_idle()
+
+
+def test_the_queue_as_autoscalers_see_it(simulated: RunningMesh) -> None:
+    """R119: its gauges are there from the first scrape, rise, and fall to zero, by stable names."""
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    assert "`headrace_num_requests_running`, `_waiting`" in page
+    prompts = [f"Number {number} in a queue" for number in range(21)]
+    asked = body(prompts, stream=True, max_tokens=1000)  # the first holds the slot all the while
+    with simulated.client.stream("POST", "/v1/completions", json=asked):
+        wait_for_waiting(simulated, 20)
+        assert simulated.metric("headrace_num_requests_running") == 1
+        assert simulated.metric("headrace_kv_cache_usage_perc") > 0
+        assert simulated.metric("headrace_num_requests_waiting") <= 20
+    simulated.wait_idle()
+    assert simulated.metric("headrace_num_requests_waiting") == 0
 
 
 def test_the_urgent_go_first_and_equals_as_they_came(simulated: RunningMesh) -> None:

@@ -48,10 +48,8 @@ def test_small_token_budget(model_dir: Path, reference: Reference) -> None:
         mesh.wait_idle()
 
 
-def test_synchronous(model_dir: Path, reference: Reference) -> None:
-    flags = ("--dtype", "float32", "--run-ahead", "0", "--max-lease", "0")
-    with running_mesh(model_dir, *flags, "--no-enable-prefix-caching") as mesh:
-        assert_crowd(mesh, [case for case in reference.mixed if len(case.prompt) < 130])
+def test_step_by_step(step_by_step: RunningMesh, reference: Reference) -> None:
+    assert_crowd(step_by_step, [case for case in reference.mixed if len(case.prompt) < 130])
 
 
 def test_preemption(model_dir: Path, reference: Reference) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import RunningMesh, running_mesh
+from tests.e2e.harness import RunningMesh
 
 SEEDED = {"temperature": 0.9, "seed": 123, "max_tokens": 20}
 PROMPTS = ["The sky is", "One, two,", "Water boils at", "import os", "My name is"]
@@ -33,16 +32,14 @@ def test_a_tiny_top_p_is_greedy(mesh: RunningMesh) -> None:
         assert text == mesh.text(prompt, max_tokens=8)
 
 
-def test_a_seed_gives_one_text(mesh: RunningMesh, model_dir: Path) -> None:
-    """R035: alone, in a crowd, and after a restart; unseeded neighbours differ."""
+def test_a_seed_gives_one_text(mesh: RunningMesh, step_by_step: RunningMesh) -> None:
+    """R035: alone, in a crowd, and from another server; unseeded neighbours differ."""
     texts = [mesh.text("Once", **SEEDED) for _ in range(3)]
     with ThreadPoolExecutor(16) as pool:
         crowd = [pool.submit(mesh.text, "Once", temperature=0.9, max_tokens=20) for _ in range(8)]
         texts += pool.map(lambda _: mesh.text("Once", **SEEDED), range(3))
         assert len({one.result() for one in crowd}) > 1
-    synchronous = ("--run-ahead", "0", "--max-lease", "0", "--no-enable-prefix-caching")
-    with running_mesh(model_dir, "--dtype", "float32", *synchronous) as other:
-        texts.append(other.text("Once", **SEEDED))
+    texts.append(step_by_step.text("Once", **SEEDED))
     assert len(set(texts)) == 1
 
 

@@ -221,6 +221,17 @@ def test_in_a_crowd_that_is_preempted_and_shares_prefixes(info: ModelInfo, model
     assert [one.tokens for one in together] == [one.tokens for one in alone]
 
 
+@pytest.mark.parametrize("budget", [1, 3, 4, 5, 16, 32, 33, 34])
+def test_in_chunks_of_any_size(info: ModelInfo, model: Any, budget: int) -> None:
+    """R071: alone and beside decodes; around a block of 4 tokens and a prompt of 33."""
+    runner = make_runner(info, max_num_batched_tokens=budget)
+    for company in ([], [told([3, 1, 4], 1, max_tokens=40, logprobs=0)]):
+        one = told(SHARED, 2, logprobs=2, max_tokens=3)
+        serve(runner, [*company, one], prefix_caching=False)
+        for each in (*company, one):
+            check(each, model)
+
+
 def test_that_is_told_of_tokens_changes_none_of_them(info: ModelInfo) -> None:
     runner = make_runner(info)
     sampling = {"temperature": 1.1, "frequency_penalty": 0.6}

@@ -115,6 +115,17 @@ def test_a_full_cache_ends_all_in_the_end_with_the_same_tokens() -> None:
     assert_idle(bench.core)
 
 
+def test_a_burst_of_prompts_with_a_cache_for_one_gets_on_in_every_iteration() -> None:
+    """R073: no prompt holds blocks that another one waits for, and waits itself."""
+    bench = Bench(num_blocks=8, block_size=16, max_num_seqs=16, max_num_batched_tokens=64)
+    sequences = [bench.submit(f"r{n}", 100, 4, seed=n) for n in range(16)]
+    while bench.core.num_requests:
+        assert bench.step().row_slots
+    for sequence in sequences:
+        assert_complete(sequence)
+    assert_idle(bench.core)
+
+
 def test_preemption_does_not_turn_in_circles() -> None:
     bench = Bench(num_blocks=20, block_size=4, max_num_seqs=6)
     for number in range(6):
