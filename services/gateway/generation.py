@@ -123,7 +123,7 @@ class _Exchange:
         self.failed: ApiError | None = None
         self.client_left = False
         self.complete = False
-        self._written = 0.0  # when the last event was, monotonic
+        self._written = time.monotonic()  # when the last event was
 
     async def run(self, scope: Scope, receive: Receive) -> None:
         """Answer; raises ApiError only before the first byte."""
@@ -158,12 +158,18 @@ class _Exchange:
     async def _stream(self, shape: StreamShape) -> None:
         choices = self._collector.choices
         await self._send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-        await self._write(shape.opening(choices))
+        self._written = time.monotonic()
+        opening = shape.opening(choices)
+        if shape.opens_early:
+            await self._write(opening)
+            opening = b""
         try:
             with self._keep_alive():
                 while not self._collector.complete:
                     changes = await self._collector.changes()
-                    await self._write(*await self._events(shape, changes) or [shape.keep_alive])
+                    events = await self._events(shape, changes)
+                    await self._write(*([opening, *events] if events else [shape.keep_alive]))
+                    opening = b"" if events else opening
         except ApiError as error:
             self.failed = error
             await self._write(shape.failed(error.failure), last=True)
@@ -182,19 +188,19 @@ class _Exchange:
     @contextmanager
     def _keep_alive(self) -> Iterator[None]:
         """While it lasts, no balancer between us and the client sees a silent connection."""
-        self._tick_later()
+        self._tick()
         try:
             yield
         finally:
             self._timer.cancel()
 
-    def _tick_later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self._tick)
-
     def _tick(self) -> None:
-        if time.monotonic() - self._written >= KEEP_ALIVE_SECONDS:
+        """Wake the stream if it is due, and come again when it will be."""
+        due = self._written + KEEP_ALIVE_SECONDS - time.monotonic()
+        if due <= 0:
             self._collector.wake()
-        self._tick_later()
+        delay = due if due > 0 else KEEP_ALIVE_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     async def _write(self, *events: bytes, last: bool = False) -> None:
         body = b"".join(events)

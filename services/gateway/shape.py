@@ -91,6 +91,7 @@ class StreamShape(Shape):
     """A stream is `opening`, an `event` for each change, and `closing`, or `failed` at any time."""
 
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"  # a comment: clients skip it
+    opens_early: ClassVar[bool] = True  # before there is any text
 
     @abstractmethod
     def opening(self, choices: list[Choice]) -> bytes:
@@ -108,6 +109,8 @@ class StreamShape(Shape):
 
 class ChoiceShape(StreamShape):
     """What OpenAI's completions and chat completions share: numbered choices with deltas."""
+
+    opens_early = False  # clients take the time of the first chunk for that of the first token
 
     id_prefix: str
     whole_object: str
