@@ -241,8 +241,9 @@ class Plan:
     reaches the last known token. A start of NEWEST is that of a decode: one token, the newest one
     wherever it is. Block ids are appended to the slots' block tables: the first `block_counts[0]`
     of them to slot `block_slots[0]`, and so on. The rows of a leased plan, all decodes, are run up
-    to `lease` times more, as long as no newer plan has come. A plan made for a session that is
-    over is not run.
+    to `lease` times more, as long as no newer plan has come. Where a grammar leaves one choice, a
+    row that samples may first compute up to `jump` more tokens than it says, within the token
+    budget. A plan made for a session that is over is not run.
     """
 
     step: int
@@ -256,6 +257,7 @@ class Plan:
     row_tokens: Int32s
     lease: int = 0
     session: int = 0  # of the Announce that it builds on
+    jump: int = 0  # tokens
 
     def __post_init__(self) -> None:
         _check_columns(self.block_slots, self.block_counts)
@@ -266,15 +268,16 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """model-executor -> scheduler and detokenizers: the tokens that one iteration sampled.
+    """model-executor -> scheduler and detokenizers: the tokens that one iteration brought.
 
-    The scheduler's copy has every sampled row; a detokenizer's has only its own.
+    The scheduler's copy has those of every row; a detokenizer's has only its own. A row that
+    jumps brings several: the KV of all but the last is computed. They stand together, in order.
     """
 
     epoch: Incarnation  # of the scheduler whose plan this was
     step: int
     handles: Int32s
-    positions: Int32s  # of the sampled token in its sequence; the prompt's first is 0
+    positions: Int32s  # of the token in its sequence; the prompt's first is 0
     token_ids: Int32s
     finishes: bytes  # one FinishReason each
     iteration: int = 0  # of the plan: above 0, one of its lease

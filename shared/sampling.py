@@ -81,6 +81,15 @@ class SamplingParams:
         return self.max_tokens == 0
 
     @property
+    def jumps(self) -> bool:
+        """Whether tokens that its grammar forces may be taken without being sampled.
+
+        Not where each has logprobs to be told, or may be ruled out by its id.
+        """
+        ruled = self.logit_bias or self.allowed_token_ids or self.bad_word_ids
+        return self.grammar is not None and self.logprobs is None and not ruled
+
+    @property
     def wants_tokens(self) -> bool:
         """Whether the client is told of tokens, not only of text."""
         wanted = (self.logprobs, self.prompt_logprobs)

@@ -61,14 +61,14 @@ class Backend(ABC):
         iteration: 0, or how often its rows were run before, under its lease.
         arrived: since when it could have been run, in monotonic seconds; None: since now.
         """
-        if iteration:
-            rows = self._batch.rows(plan)
-        else:
-            rows = self._batch.apply(plan)
-            self._grammars.apply(plan)
+        if not iteration:
+            self._batch.apply(plan)
+            self._grammars.apply(plan, self._batch.rules)
+        self._batch.force(self._grammars.forced())
+        rows = self._batch.rows(plan)
         tokens, broken, span, report = self._compute(rows, arrived)
         finishes = self._finish(rows, tokens, broken)
-        self._grammars.advance(rows.sampling_slots, tokens, finishes)
+        self._grammars.advance(rows, tokens, finishes)
         origin = Origin(epoch, plan.step, iteration)
         return step_output(origin, self._batch, rows, tokens, finishes, span, report)
 

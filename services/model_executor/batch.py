@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kernels.sampling import SamplingColumns
 from services.model_executor.adjustments import Adjustments
 from services.model_executor.finish import FREE_SLOT, StopRules
+from services.model_executor.jumps import NOTHING_FORCED, Forced, Jumps
 from services.model_executor.wishes import Wishes
 from shared.messages import NEWEST, Announce, EnteringSequence, Plan
 from shared.types import Int32s
@@ -31,6 +32,7 @@ class Rows:
     counts: Ints
     sampling: Ints  # indices of the rows that sample
     positions: Ints  # of the tokens that they sample
+    forced: Forced = NOTHING_FORCED  # tokens of rows that jump, told beside those
 
     @property
     def sampling_slots(self) -> Ints:
@@ -38,7 +40,8 @@ class Rows:
 
     @property
     def decode_tokens(self) -> int:
-        return int(np.count_nonzero(self.counts[self.sampling] == 1))
+        """One for each sequence that goes on; what else it computes at once is as of a prompt."""
+        return int(np.count_nonzero(self.counts[self.sampling] == 1)) + self.forced.num_rows
 
     @property
     def prefill_tokens(self) -> int:
@@ -48,10 +51,12 @@ class Rows:
 class PersistentBatch:
     """Tables with one line per slot.
 
-    A slot's `length` counts the tokens that are known or being sampled: a row that reaches it
+    A slot's `length` counts the tokens that are told of or being sampled: a row that reaches it
     samples, and makes it one longer at once. So a plan may build on a token whose value is not
-    there yet: it is read from `tokens`, where the sampler has put it by then. A finished slot
-    is still taken until its scheduler retires it; its rows are not run.
+    there yet: it is read from `tokens`, where the sampler has put it by then. What a grammar
+    forces stands there beyond the length: a row that reaches the length goes on through it, as far
+    as it may, and samples only behind it. A finished slot is still taken until its scheduler
+    retires it; its rows are not run.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class PersistentBatch:
         self.detokenizers = [""] * slots
         self.rules = [FREE_SLOT] * slots
         self.num_running = 0  # sequences that have not finished
+        self._jumps = Jumps(slots)
         self._eos_token_ids = eos_token_ids
         self._lengths = np.zeros(slots, np.int64)
         self._num_blocks = np.zeros(slots, np.int64)
@@ -85,20 +91,37 @@ class PersistentBatch:
     def reset(self) -> None:
         """Drop all sequences."""
         self._taken[:] = False
+        self._jumps = Jumps(len(self.rules))
         self.rules = [FREE_SLOT] * len(self.rules)
         self.num_running = 0
 
-    def apply(self, plan: Plan) -> Rows:
-        """Make a plan's changes; returns its rows. Raises PlanMisfit."""
+    def apply(self, plan: Plan) -> None:
+        """Make a plan's changes. Raises PlanMisfit."""
         for slot in plan.retired:
             self._retire(slot)
         for sequence in plan.entering:
             self._enter(sequence)
         self._append_blocks(plan)
-        return self.rows(plan)
+
+    def force(self, forced: dict[int, list[int]]) -> None:
+        """These tokens must come next, by slot; there is room for them and one more."""
+        if not forced:
+            return
+        counts = [len(tokens) for tokens in forced.values()]
+        slots = np.repeat(list(forced), counts)
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        positions = self._lengths[slots] + np.arange(len(slots)) - firsts
+        tokens = np.concatenate(list(forced.values())).astype(np.int32)
+        where = torch.from_numpy(np.stack([slots, positions])).to(self.tokens.device)
+        self.tokens[where[0], where[1]] = torch.from_numpy(tokens).to(self.tokens.device)
+        for slot, own in forced.items():
+            self._jumps.push(slot, own)
 
     def rows(self, plan: Plan) -> Rows:
-        """A plan's rows, as they are now: those that decode go on from their newest tokens."""
+        """A plan's rows, as they are now: those that decode go on from their newest tokens.
+
+        Raises PlanMisfit.
+        """
         slots, starts, counts = map(_ints, (plan.row_slots, plan.row_starts, plan.row_tokens))
         if len(slots) and (slots.min() < 0 or slots.max() >= len(self.rules)):
             raise PlanMisfit("a row of no slot")
@@ -111,14 +134,35 @@ class PersistentBatch:
         ends = starts + counts
         if (starts < 0).any() or (counts < 1).any() or (ends > lengths).any():
             raise PlanMisfit("a row outside its sequence")
+        left = self.limits.max_num_batched_tokens - int(counts.sum())
+        if left < 0:
+            raise PlanMisfit(f"{counts.sum()} tokens")
+        telling = np.flatnonzero(ends == lengths)
+        positions = lengths[telling]
+        rows = Rows(slots, starts, counts, telling, positions)
+        if self._jumps:
+            rows = self._jump(rows, plan.jump, left)
+            ends = starts + rows.counts
         if (ends > self._num_blocks[slots] * self.limits.block_size).any():
             raise PlanMisfit("a row outside its blocks")
-        if counts.sum() > self.limits.max_num_batched_tokens:
-            raise PlanMisfit(f"{counts.sum()} tokens")
-        sampling = np.flatnonzero(ends == lengths)
-        positions = lengths[sampling]
-        self._lengths[slots[sampling]] += 1
-        return Rows(slots, starts, counts, sampling, positions)
+        self._lengths[slots[telling]] += 1
+        return rows
+
+    def _jump(self, rows: Rows, most: int, budget: int) -> Rows:
+        """Rows that go on through what is forced: by `most` tokens each, and `budget` together."""
+        telling, slots, lengths = rows.sampling, rows.sampling_slots, rows.positions
+        extras, sampling = self._jumps.extras(slots, most, budget)
+        counts = rows.counts.copy()
+        counts[telling] += extras
+        self._lengths[slots] += extras
+        return Rows(
+            slots=rows.slots,
+            starts=rows.starts,
+            counts=counts,
+            sampling=telling[sampling],
+            positions=(lengths + extras)[sampling],
+            forced=self._jumps.take(telling, slots, lengths, extras),
+        )
 
     def finish(self, slot: int) -> None:
         """The sequence in this slot has sampled its last token."""
@@ -134,6 +178,7 @@ class PersistentBatch:
         self._check_taken(slot)
         self.num_running -= not self._finished[slot]
         self._taken[slot] = False
+        self._jumps.clear(slot)
         self.rules[slot] = FREE_SLOT
 
     def _enter(self, sequence: EnteringSequence) -> None:
@@ -148,6 +193,7 @@ class PersistentBatch:
             raise PlanMisfit("a token id outside the vocabulary")
         self.tokens[slot, :length] = torch.from_numpy(ids.astype(np.int32))
         self._lengths[slot] = length
+        self._jumps.clear(slot)
         self._num_blocks[slot] = 0
         self._taken[slot] = True
         self._finished[slot] = False

@@ -51,8 +51,9 @@ def step_output(
     report: Report = NO_REPORT,
 ) -> StepOutput:
     """`tokens` and `finishes` are those of the rows that sample."""
-    slots = rows.sampling_slots
-    columns = (batch.handles[slots], rows.positions, tokens, np.frombuffer(finishes, np.uint8))
+    told = _told(rows, tokens, np.frombuffer(finishes, np.uint8))
+    slots = told.slots
+    columns = (batch.handles[slots], told.positions, told.tokens, told.finishes)
     detokenizers = [batch.detokenizers[slot] for slot in slots.tolist()]
     whole = _result(origin, *columns)
     by_name = dict.fromkeys(detokenizers, whole)
@@ -70,6 +71,30 @@ def step_output(
         decode_tokens=rows.decode_tokens,
         num_running=batch.num_running,
         span=span,
+    )
+
+
+class _Told(NamedTuple):
+    """Columns, one entry a token."""
+
+    slots: Ints
+    positions: Ints
+    tokens: Ints
+    finishes: NDArray[np.uint8]
+
+
+def _told(rows: Rows, tokens: Ints, finishes: NDArray[np.uint8]) -> _Told:
+    """What was forced and what was sampled: those of a sequence together, in order."""
+    forced = rows.forced
+    if not len(forced.rows):
+        return _Told(rows.sampling_slots, rows.positions, tokens, finishes)
+    told_by = np.concatenate([forced.rows, rows.sampling])
+    order = np.argsort(told_by, kind="stable")
+    return _Told(
+        rows.slots[told_by[order]],
+        np.concatenate([forced.positions, rows.positions])[order],
+        np.concatenate([forced.tokens, tokens])[order],
+        np.concatenate([np.zeros(len(forced.rows), np.uint8), finishes])[order],
     )
 
 

@@ -194,7 +194,7 @@ class SchedulerCore:
         plan = planner.plan(self.waiting)
         self.counters.preemptions += planner.preemptions - before
         if plan is not None:
-            in_flight.send(plan.step, plan.lease)
+            in_flight.send(plan.step, plan.lease, plan.jump)
             planner.pace.sent(plan, self._clock())
             self.counters.leases += plan.lease > 0
         return plan
@@ -207,6 +207,7 @@ class SchedulerCore:
         self._planner.pace.heard(result.step, self._clock())
         known, counters, prefixes = self._by_handle, self.counters, self._planner.prefixes
         block_size, unplanned = prefixes.block_size, result.iteration > 0
+        jumping, newest = bool(self._planner.jumping), 0  # no handle is 0
         tenants = []  # one for each token
         hidden = 0  # tokens that only end their sequence
         for handle, position, token, finish in zip(
@@ -220,9 +221,10 @@ class SchedulerCore:
             sequence.token_ids.append(token)
             if sequence.slot == NO_SLOT:  # preempted meanwhile: one less to be computed again
                 sequence.num_tokens += 1
-            elif unplanned:
+            elif unplanned or (jumping and handle == newest):  # that one was planned
                 sequence.num_computed += 1
                 sequence.num_tokens += 1
+            newest = handle
             tenants.append(sequence.tenant)
             if position // block_size > sequence.num_registered and sequence.slot != NO_SLOT:
                 prefixes.register(sequence, position)

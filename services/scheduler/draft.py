@@ -14,6 +14,7 @@ class Draft:
 
     budget: int  # tokens that may still be added
     lease: int  # iterations
+    jump: int  # tokens
     entering: list[EnteringSequence] = field(default_factory=list)
     block_slots: Int32s = field(default_factory=int32s)
     block_counts: Int32s = field(default_factory=int32s)
@@ -55,4 +56,5 @@ class Draft:
             row_tokens=self.row_tokens,
             lease=self.lease if self.row_slots else 0,
             session=session,
+            jump=self.jump if self.row_slots else 0,
         )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 class _Sent:
     step: int
     lease: int  # iterations that may follow the first and were not seen yet
+    jump: int  # tokens beyond one that each may compute of a sequence
     acknowledged: bool = False  # the result of the first iteration is back
 
 
@@ -36,6 +37,11 @@ class InFlight:
         return sum(plan.lease for plan in self._sent)
 
     @property
+    def jumps(self) -> int:
+        """Tokens of one sequence that may have been computed beyond one an iteration."""
+        return sum((plan.lease + (not plan.acknowledged)) * plan.jump for plan in self._sent)
+
+    @property
     def due(self) -> bool:
         """Whether half of what the executor may do without a further plan is used up."""
         return 2 * self.leased <= self._last_lease
@@ -49,8 +55,8 @@ class InFlight:
         """Whether no further result of this step or one before it can come."""
         return not self._sent or self._sent[0].step > step
 
-    def send(self, step: int, lease: int) -> None:
-        self._sent.append(_Sent(step, lease))
+    def send(self, step: int, lease: int, jump: int = 0) -> None:
+        self._sent.append(_Sent(step, lease, jump))
         self._last_step, self._last_lease = step, lease
 
     def receive(self, step: int, iteration: int) -> bool:

@@ -6,6 +6,9 @@ blocks of all its known tokens when it is admitted, those of its beginning with 
 they are cached, so only decodes ever need more. When there are none, a victim (`choose_victim`)
 gives its blocks up and is computed again later; any accepted sequence fits alone, so there is
 always progress.
+
+Leases, and jumps through what grammars force, take no more than spare blocks. How far a sequence
+has jumped is not known before its results are back, so it has blocks for the farthest.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from services.scheduler.prefixes import Prefixes
 from services.scheduler.sequence import NO_SLOT, Sequence
 from shared.messages import Announce, Plan
 from shared.types import int32s
+
+JUMP = 8  # tokens that an iteration may take beside the one it samples: about a key of JSON
 
 Waiting: TypeAlias = FairQueue[Sequence]
 
@@ -46,6 +51,7 @@ class Planner:
         self.prefixes = Prefixes(capacity, self.pool, enabled=prefix_caching)
         self.pace = pace
         self.running: dict[int, Sequence] = {}  # by handle, in the order of their admission
+        self.jumping: dict[int, Sequence] = {}  # those of them that may jump
         self.preemptions = 0
         self._free_slots = list(reversed(range(capacity.max_num_seqs)))
         self._retired = int32s()  # slots given up since the last plan
@@ -69,7 +75,9 @@ class Planner:
 
     def plan(self, waiting: Waiting) -> Plan | None:
         """The next iteration; None if there is nothing to compute."""
-        draft = Draft(self.capacity.max_num_batched_tokens, self._lease(waiting))
+        jump = JUMP if self.jumping and self._spare(1 + JUMP + self._in_flight.jumps) else 0
+        lease = self._lease(waiting, jump)
+        draft = Draft(self.capacity.max_num_batched_tokens, lease, jump)
         preemptions = self.preemptions
         others = self._decode(draft, waiting)
         unread = len(others) + min(len(waiting), len(self._free_slots))
@@ -87,6 +95,7 @@ class Planner:
     def release(self, sequence: Sequence) -> None:
         """Take a sequence out of the batch. Its slot and blocks go only to later plans."""
         del self.running[sequence.handle]
+        self.jumping.pop(sequence.handle, None)
         self._retired.append(sequence.slot)
         self._free_slots.append(sequence.slot)
         self.pool.give_back(sequence.blocks)
@@ -102,16 +111,20 @@ class Planner:
         waiting.put_back(sequence)
         self.preemptions += 1
 
-    def _lease(self, waiting: Waiting) -> int:
+    def _spare(self, ahead: int) -> bool:
+        """Whether all that run can be given blocks for so many more tokens, and leave as many."""
+        blocks = (self._in_flight.leased + ahead - 1) // self.capacity.block_size + 2
+        return 2 * len(self.running) * blocks <= self.pool.num_free
+
+    def _lease(self, waiting: Waiting, jump: int) -> int:
         """Iterations that the executor may repeat: only decodes, and from spare blocks only."""
         rows = len(self.running)
         if not rows or not self._max_lease or rows > self.capacity.max_num_batched_tokens:
             return 0
         if not all(s.decoding for s in self.running.values()) or self._next(waiting) is not None:
             return 0
-        lease = self._max_lease
-        ahead, block_size = self._in_flight.leased, self.capacity.block_size
-        while lease and 2 * rows * ((ahead + lease) // block_size + 2) > self.pool.num_free:
+        lease = self._max_lease // (1 + jump)  # so it costs no more blocks
+        while lease and not self._spare((1 + lease) * (1 + jump) + self._in_flight.jumps):
             lease //= 2
         return lease
 
@@ -124,7 +137,10 @@ class Planner:
         slots = int32s()
         ahead = self._in_flight.leased + draft.lease + 1  # at most so many tokens from `at` on
         others = []
-        self._make_room(ahead, draft.budget, waiting)
+        jumps = self._in_flight.jumps + draft.jump * (draft.lease + 1) if self.jumping else 0
+        self._make_room(ahead, jumps, draft.budget, waiting)
+        if jumps:
+            self._clear_way(ahead + jumps, draft)
         for sequence in self.running.values():
             at = sequence.num_computed
             if at < sequence.num_prompt or at + 1 != sequence.num_tokens:
@@ -142,26 +158,35 @@ class Planner:
         draft.add_decodes(slots)
         return others
 
-    def _make_room(self, ahead: int, rows: int, waiting: Waiting) -> None:
+    def _make_room(self, ahead: int, jumps: int, rows: int, waiting: Waiting) -> None:
         """See that all decodes get their blocks, at the cost of others, before any has its row.
 
-        ahead: tokens that each may compute at most; rows: of so many decodes at most.
+        ahead: tokens that each may compute at most; jumps: and so many more those that jump;
+        rows: of so many decodes at most.
         """
-        block_size = self.capacity.block_size
-        most = -(-ahead // block_size)
+        most = -(-(ahead + jumps) // self.capacity.block_size)
         while len(self.running) * most > self.pool.num_free:
-            ends = (
-                (sequence, min(sequence.num_computed + ahead, sequence.num_inputs))
-                for sequence in self.running.values()
-                if sequence.decoding and sequence.num_pending
-            )
-            missing = sum(
-                max(0, sequence.blocks_needed(end, block_size))
-                for sequence, end in islice(ends, rows)
-            )
+            decoding = self._decoding(rows)
+            missing = sum(max(0, self._missing(s, ahead + s.jumps * jumps)) for s in decoding)
             if missing <= self.pool.num_free:
                 return
             self.preempt(choose_victim(self.running.values()), waiting)
+
+    def _clear_way(self, ahead: int, draft: Draft) -> None:
+        """Give those that jump the blocks of so many tokens."""
+        for sequence in self._decoding(draft.budget):
+            if sequence.jumps and (missing := self._missing(sequence, ahead)) > 0:
+                self._grant(sequence, self.pool.take(missing), draft)
+
+    def _decoding(self, rows: int) -> Iterator[Sequence]:
+        """Those that get so many rows of decodes."""
+        running = self.running.values()
+        return islice((s for s in running if s.decoding and s.num_pending > 0), rows)
+
+    def _missing(self, sequence: Sequence, ahead: int) -> int:
+        """Blocks for so many more tokens, of those that it may have; below 0: it has more."""
+        end = min(sequence.num_computed + ahead, sequence.num_inputs)
+        return sequence.blocks_needed(end, self.capacity.block_size)
 
     def _next(self, waiting: Waiting) -> tuple[Sequence, list[int]] | None:
         """The first that waits, and its cached blocks, if it can be given a slot and the others."""
@@ -201,6 +226,8 @@ class Planner:
         sequence.num_registered = len(found)
         sequence.num_computed = len(found) * block_size
         self.running[sequence.handle] = sequence
+        if sequence.jumps:
+            self.jumping[sequence.handle] = sequence
         draft.entering.append(sequence.entering())
         self._grant(sequence, found + self.pool.take(needed), draft)
 

@@ -21,7 +21,7 @@ class Sequence:
     [0, len(token_ids))         ids are known here; from there to num_tokens they are under way
     [0, num_registered)         of `blocks`: full, confirmed by results, and found by others
 
-    A lease may have computed more than that: it counts once its results are back.
+    A lease may have computed more than that, or a jump: it counts once its results are back.
     """
 
     request_id: RequestId
@@ -37,6 +37,7 @@ class Sequence:
     num_prompt: int = field(init=False)
     num_tokens: int = field(init=False)
     num_inputs: int = field(init=False)  # tokens that are ever computed: the last is only sampled
+    jumps: bool = field(init=False)  # an iteration may bring it several tokens
     num_computed: int = 0
     slot: int = NO_SLOT  # of the executor's batch, while running
     blocks: list[int] = field(default_factory=list)
@@ -49,6 +50,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.num_prompt = self.num_tokens = len(self.token_ids)
+        self.jumps = self.asked.jumps
         self.limit(self.max_tokens)
 
     @property

@@ -33,8 +33,9 @@ class Running:
 class PlanMaker:
     """Every running sequence gets a row while the budget lasts; blocks are dealt out at random."""
 
-    def __init__(self, limits: Announce) -> None:
+    def __init__(self, limits: Announce, jump: int = 0) -> None:
         self.limits = limits
+        self.jump = jump
         self.step = 0
         self.running: dict[int, Running] = {}  # by slot
         self._free_slots = list(range(limits.max_num_seqs))[::-1]
@@ -78,7 +79,8 @@ class PlanMaker:
             budget -= count
             rows.append((sequence.slot, sequence.computed, count))
             sequence.computed += count
-            missing = -(-sequence.computed // self.limits.block_size) - len(sequence.blocks)
+            ahead = sequence.computed + self.jump
+            missing = -(-ahead // self.limits.block_size) - len(sequence.blocks)
             if missing > 0:
                 granted = [self._free_blocks.pop(0) for _ in range(missing)]
                 sequence.blocks += granted
@@ -95,6 +97,7 @@ class PlanMaker:
             row_starts=int32s(start for _, start, _ in rows),
             row_tokens=int32s(count for _, _, count in rows),
             session=self.limits.session,
+            jump=self.jump,
         )
         self._retired, self._entering = [], []
         return plan
@@ -112,6 +115,7 @@ class PlanMaker:
             sequence = by_handle[Handle(handle)]
             assert position == len(sequence.tokens)
             sequence.tokens.append(token)
+            sequence.computed = max(sequence.computed, position)
             sequence.finish = FinishReason(finish)
             if finish:
                 self.retire(sequence)

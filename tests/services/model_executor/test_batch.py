@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.model_executor.batch import PersistentBatch, PlanMisfit
+from services.model_executor.batch import PersistentBatch, PlanMisfit, Rows
 from shared.messages import Announce, EnteringSequence, Plan
 from shared.sampling import SamplingParams
 from shared.types import Handle, int32s
@@ -36,6 +36,11 @@ def make_plan(**columns: Any) -> Plan:
     filled: dict[str, Any] = {name: int32s(columns.pop(name, ())) for name in names}
     retired = int32s(columns.pop("retired", ()))
     return Plan(step=1, retired=retired, entering=columns.pop("entering", []), **filled, **columns)
+
+
+def rows_of(batch: PersistentBatch, plan: Plan) -> Rows:
+    batch.apply(plan)
+    return batch.rows(plan)
 
 
 def entering(slot: int, tokens: list[int], **changes: Any) -> EnteringSequence:
@@ -82,7 +87,8 @@ def test_rows_are_those_of_the_sequences(data: st.DataObject) -> None:
                 block = data.draw(st.integers(0, LIMITS.num_blocks - 1))
                 one.blocks.append(block)
                 grants.append((slot, block))
-        made = batch.apply(
+        made = rows_of(
+            batch,
             make_plan(
                 retired=sorted(retired),
                 entering=arriving,
@@ -92,7 +98,7 @@ def test_rows_are_those_of_the_sequences(data: st.DataObject) -> None:
                 row_slots=[slot for slot, _, _ in rows],
                 row_starts=[start for _, start, _ in rows],
                 row_tokens=[count for _, _, count in rows],
-            )
+            ),
         )
         rows = [row for row in rows if not model[row[0]].finished]
         assert list(zip(made.slots, made.starts, made.counts, strict=True)) == rows
@@ -160,7 +166,7 @@ MISFITS: dict[str, dict[str, Any]] = {
 
 
 def test_the_plan_that_the_misfits_are_made_of_fits() -> None:
-    rows = make_batch().apply(make_plan(**FITTING))
+    rows = rows_of(make_batch(), make_plan(**FITTING))
     assert rows.slots.tolist() == [1]
     assert rows.positions.tolist() == [5]
 
@@ -169,33 +175,36 @@ def test_the_plan_that_the_misfits_are_made_of_fits() -> None:
 def test_a_plan_does_not_fit_if_it(name: str) -> None:
     batch = make_batch()
     with pytest.raises(PlanMisfit):
-        batch.apply(make_plan(**FITTING | MISFITS[name]))
+        rows_of(batch, make_plan(**FITTING | MISFITS[name]))
     batch.reset()
-    batch.apply(make_plan(**FITTING))
+    rows_of(batch, make_plan(**FITTING))
 
 
 def test_a_plan_does_not_fit_if_it_is_over_the_token_budget() -> None:
     blocks = {"block_slots": [1], "block_counts": [5], "block_ids": range(5)}
     long = FITTING | blocks | {"entering": [entering(1, [3] * 17)]}
-    make_batch().apply(make_plan(**long | {"row_tokens": [16]}))
+    rows_of(make_batch(), make_plan(**long | {"row_tokens": [16]}))
     with pytest.raises(PlanMisfit):
-        make_batch().apply(make_plan(**long | {"row_tokens": [17]}))
+        rows_of(make_batch(), make_plan(**long | {"row_tokens": [17]}))
 
 
 def test_rows_of_a_finished_slot_are_not_run_however_far_they_run_ahead() -> None:
     batch = make_batch()
-    batch.apply(make_plan(**FITTING))
+    rows_of(batch, make_plan(**FITTING))
     batch.finish(1)
     for start in (5, 6, 7):
-        rows = batch.apply(make_plan(row_slots=[1], row_starts=[start], row_tokens=[1]))
+        rows = rows_of(batch, make_plan(row_slots=[1], row_starts=[start], row_tokens=[1]))
         assert len(rows.slots) == len(rows.positions) == 0
-    batch.apply(make_plan(**FITTING | {"retired": [1]}))
+    rows_of(batch, make_plan(**FITTING | {"retired": [1]}))
 
 
 def test_a_prompt_may_fill_the_context_if_nothing_is_generated() -> None:
     full = entering(1, [3] * 30, prompt_tokens=30, params=NO_TOKENS)
     blocks = {"block_counts": [8], "block_ids": range(8)}
-    rows = make_batch().apply(
-        make_plan(**FITTING | blocks | {"entering": [full], "row_starts": [16], "row_tokens": [14]})
+    rows = rows_of(
+        make_batch(),
+        make_plan(
+            **FITTING | blocks | {"entering": [full], "row_starts": [16], "row_tokens": [14]}
+        ),
     )
     assert rows.positions.tolist() == [30]

@@ -68,10 +68,15 @@ def sequence(handle: int, grammar: Grammar | None = None, **params: Any) -> Runn
     return Running(Handle(handle), len(PROMPT), SamplingParams(**(given | params)), list(PROMPT))
 
 
-def run(backend: Backend, sequences: Iterable[Running], interrupt: int | None = None) -> None:
-    """From an empty batch to the end; `interrupt`: at this step all leave it, and enter again."""
+def run(
+    backend: Backend, sequences: Iterable[Running], interrupt: int | None = None, jump: int = 8
+) -> int:
+    """From an empty batch to the end, in so many iterations.
+
+    interrupt: at this step all leave the batch, and enter again.
+    """
     backend.reset()
-    maker = PlanMaker(backend.announce())
+    maker = PlanMaker(backend.announce(), jump)
     waiting = list(sequences)
     while waiting or maker.running:
         if maker.step == interrupt:
@@ -83,6 +88,7 @@ def run(backend: Backend, sequences: Iterable[Running], interrupt: int | None = 
         while waiting and len(maker.running) < maker.limits.max_num_seqs:
             maker.enter(waiting.pop(0))
         maker.take(backend.execute(maker.plan(), EPOCH))
+    return maker.step
 
 
 def text_of(one: Running) -> str:
@@ -186,6 +192,88 @@ def test_the_end_comes_when_it_must_and_not_before(runner: ModelRunner) -> None:
     run(runner, [short, long])
     assert len(text_of(short)) == 3 and short.outputs[-1] == EOS[0]
     assert len(text_of(long)) == 9
+
+
+KEYS = ["identification_number", "remarks_of_the_customer", "is_confirmed"]
+FORM = {
+    "type": "object",
+    "properties": {key: {"type": "boolean"} for key in KEYS},
+    "required": KEYS,
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+LONG_KEYS = Grammar(SCHEMA, json.dumps(FORM))
+
+
+def form(handle: int, **params: Any) -> Running:
+    return sequence(handle, LONG_KEYS, **params)
+
+
+@pytest.mark.parametrize("params", [{}, {"frequency_penalty": 1.5}, {"temperature": 0.0}], ids=str)
+def test_what_is_forced_takes_no_iteration_of_its_own(
+    runner: ModelRunner, params: dict[str, Any]
+) -> None:
+    jumping, walking = form(1, **params), form(1, **params)
+    few = run(runner, [jumping])
+    assert few < len(jumping.outputs) / 3
+    # The same tokens, though: what is forced is the tokenizer's own choice in both.
+    assert run(runner, [walking], jump=0) == len(walking.outputs)
+    assert walking.outputs == jumping.outputs
+    assert list(json.loads(text_of(jumping))) == KEYS
+
+
+@pytest.mark.parametrize("step", range(2, 14))
+def test_a_jump_may_be_interrupted(runner: ModelRunner, step: int) -> None:
+    alone, interrupted = form(1), form(1)
+    run(runner, [alone])
+    run(runner, [interrupted], interrupt=step, jump=3)
+    assert interrupted.outputs == alone.outputs
+
+
+def test_jumps_share_what_the_token_budget_leaves(info: ModelInfo) -> None:
+    runner = make_runner(
+        info, max_num_seqs=5, max_num_batched_tokens=7, num_gpu_blocks_override=1001
+    )
+    together, alone = [form(n) for n in range(5)], [form(n) for n in range(5)]
+    run(runner, together)
+    for one in alone:
+        run(runner, [one])
+    assert [one.outputs for one in together] == [one.outputs for one in alone]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5, 9, 30])
+def test_a_jump_ends_where_the_answer_may_have_no_more_tokens(
+    runner: ModelRunner, max_tokens: int
+) -> None:
+    cut, whole = form(1, max_tokens=max_tokens), form(2, seed=1)
+    run(runner, [cut, whole])
+    assert cut.outputs == whole.outputs[:max_tokens]
+    assert cut.finish is FinishReason.LENGTH
+
+
+def test_a_jump_ends_before_a_stop_token(runner: ModelRunner) -> None:
+    whole, stopped = form(1), form(2, seed=1, stop_token_ids=int32s([tiny_id("_")]))
+    run(runner, [whole, stopped])
+    assert stopped.outputs == whole.outputs[: whole.outputs.index(tiny_id("_")) + 1]
+    assert stopped.finish is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logprobs": 1},
+        {"logit_bias": [LogitBias(EOS[0], 1.0)]},
+        {"allowed_token_ids": int32s(range(VOCAB))},
+        {"bad_word_ids": [int32s([7, 7, 7])]},
+    ],
+    ids=str,
+)
+def test_nothing_is_forced_where_each_token_counts(
+    runner: ModelRunner, params: dict[str, Any]
+) -> None:
+    one = form(1, **params)
+    assert run(runner, [one]) == len(one.outputs)
+    assert list(json.loads(text_of(one))) == KEYS
 
 
 def test_a_grammar_goes_on_under_a_lease(runner: ModelRunner) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from services.scheduler.core import SchedulerCore
 from services.scheduler.sequence import Sequence
 from shared.messages import Announce, Failure, Plan, Route, StepResult, Submit
-from shared.sampling import SamplingParams
+from shared.sampling import Grammar, GrammarKind, SamplingParams
 from shared.types import RequestId, int32s
 from tests.services.scheduler.strict_executor import VOCAB_SIZE, StrictExecutor, finish_of, token_of
 
@@ -33,6 +33,7 @@ options = st.fixed_dictionaries(
         "priority": st.integers(-1, 1),
         "cache_salt": st.sampled_from(["", "", "salt"]),
         "prompt_logprobs": st.sampled_from([None, None, 1]),
+        "jumps": st.booleans(),
     }
 )
 
@@ -50,6 +51,7 @@ def submit(
     priority: int = 0,
     cache_salt: str = "",
     prompt_logprobs: int | None = None,
+    jumps: bool = False,
 ) -> Submit:
     """Its prompt is `first`, `first` + 1, ...; of equal `first`, one begins with the other."""
     params = SamplingParams(
@@ -57,6 +59,7 @@ def submit(
         max_tokens=max_tokens,
         ignore_eos=ignore_eos,
         prompt_logprobs=prompt_logprobs,
+        grammar=Grammar(GrammarKind.REGEX, ".*") if jumps else None,
     )
     ids = int32s(range(first, first + prompt))
     return Submit(RequestId(name), ids, params, route, tenant, priority, cache_salt)

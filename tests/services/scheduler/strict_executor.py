@@ -15,6 +15,7 @@ from shared.types import FinishReason, Incarnation, int32s
 VOCAB_SIZE = 50021
 EPOCH = Incarnation(1)
 STOP_EVERY = 11  # one token in so many ends a sequence that does not ignore it
+FREE_EVERY = 6  # one token in so many is not forced where a sequence jumps
 
 
 def token_of(params: SamplingParams, position: int) -> int:
@@ -33,6 +34,18 @@ def finish_of(params: SamplingParams, prompt_tokens: int, position: int) -> Fini
     return FinishReason.NONE
 
 
+def forced_after(params: SamplingParams, prompt_tokens: int, length: int) -> int:
+    """How many tokens are forced from this length on, before one that is to be sampled."""
+    position = length
+    while (
+        params.jumps
+        and token_of(params, position) % FREE_EVERY
+        and not finish_of(params, prompt_tokens, position)
+    ):
+        position += 1
+    return position - length
+
+
 @dataclass(slots=True)
 class Occupant:
     """A sequence in a slot, as plans have described it."""
@@ -46,6 +59,13 @@ class Occupant:
     @property
     def known(self) -> int:
         return len(self.kv)
+
+    @property
+    def forced(self) -> int:
+        """Tokens that a row may compute beyond those known: none before it has sampled."""
+        if self.known == len(self.entered.token_ids):
+            return 0
+        return forced_after(self.entered.params, self.entered.prompt_tokens, self.known)
 
     def learn(self, token: int) -> None:
         self.kv.append(hash((self.kv[-1] if self.kv else None, token)))
@@ -122,6 +142,7 @@ class StrictExecutor:
             unfinished = {slot for slot, occupant in self.slots.items() if not occupant.finished}
             assert sorted(plan.row_slots) == sorted(unfinished), "each that runs gets one row"
         handles, positions, tokens, finishes = int32s(), int32s(), int32s(), bytearray()
+        left = self.capacity.max_num_batched_tokens - sum(plan.row_tokens)
         rows = zip(plan.row_slots, plan.row_starts, plan.row_tokens, strict=True)
         for slot, start, count in rows:
             occupant = self.slots[slot]
@@ -130,9 +151,13 @@ class StrictExecutor:
             if start == NEWEST:
                 start = occupant.known - 1
             self._check_row(occupant, start, count)
-            self._compute(occupant, start, count)
-            if occupant.computed == occupant.known:
-                entered, position = occupant.entered, occupant.known
+            extra, told = 0, 0
+            if start + count == occupant.known:
+                extra = min(occupant.forced, plan.jump, left)
+                told = extra + 1
+                left -= extra
+            entered = occupant.entered
+            for position in range(occupant.known, occupant.known + told):
                 finish = finish_of(entered.params, entered.prompt_tokens, position)
                 occupant.learn(token_of(entered.params, position))
                 occupant.finished = finish is not FinishReason.NONE
@@ -140,6 +165,7 @@ class StrictExecutor:
                 positions.append(position)
                 tokens.append(token_of(entered.params, position))
                 finishes.append(finish)
+            self._compute(occupant, start, count + extra)
         return StepResult(EPOCH, plan.step, handles, positions, tokens, bytes(finishes))
 
     def _check_row(self, occupant: Occupant, start: int, count: int) -> None:
@@ -150,13 +176,13 @@ class StrictExecutor:
         else:
             assert start == occupant.computed, "rows of a sequence follow one another"
         assert 1 <= count <= occupant.known - start
-        assert start + count <= len(occupant.blocks) * block_size, "a position without its block"
-        if not self.ahead:
+        if not self.ahead and not occupant.entered.params.jumps:
             assert len(occupant.blocks) == -(-occupant.known // block_size), "a block for nothing"
 
     def _compute(self, occupant: Occupant, start: int, count: int) -> None:
         """Read the KV of all tokens before, and write that of the row's own."""
         block_size, blocks = self.capacity.block_size, occupant.blocks
+        assert start + count <= len(blocks) * block_size, "a position without its block"
         for position in range(start):
             kv = self._memory[blocks[position // block_size]][position % block_size]
             assert kv == occupant.kv[position], "KV of other tokens"

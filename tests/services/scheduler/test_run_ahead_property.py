@@ -6,13 +6,16 @@ The channel to the executor and back is a queue each; whoever is slow, the other
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack
 from math import inf
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from services.scheduler import planner
 from services.scheduler.core import SchedulerCore
 from services.scheduler.sequence import Sequence
 from shared.messages import Announce, Failure, Plan, StepResult
@@ -23,7 +26,7 @@ from tests.services.scheduler.strict_executor import StrictExecutor
 capacities = st.builds(
     Announce,
     fingerprint=st.just("model"),
-    num_blocks=st.integers(3, 24),
+    num_blocks=st.integers(3, 24) | st.just(300),  # with room for leases and jumps, or without
     block_size=st.integers(1, 4),
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 24),
@@ -45,16 +48,24 @@ class RunAhead(RuleBasedStateMachine):
         self.live: dict[str, Sequence] = {}
         self.made = 0
         self.now = 0.0
+        self.patches = ExitStack()
 
     @initialize(
         capacity=capacities,
         run_ahead=st.integers(0, 2),
-        max_lease=st.sampled_from([0, 0, 1, 3, 16]),
+        max_lease=st.sampled_from([0, 1, 3, 16, 64]),
         max_decode_slowdown=st.sampled_from([1.0, 2.0, inf]),
+        jump=st.sampled_from([1, 3, planner.JUMP]),
     )
     def connect(
-        self, capacity: Announce, run_ahead: int, max_lease: int, max_decode_slowdown: float
+        self,
+        capacity: Announce,
+        run_ahead: int,
+        max_lease: int,
+        max_decode_slowdown: float,
+        jump: int,
     ) -> None:
+        self.patches.enter_context(patch.object(planner, "JUMP", jump))
         self.core = SchedulerCore(
             MAX_QUEUE,
             clock=lambda: self.now,
@@ -63,8 +74,14 @@ class RunAhead(RuleBasedStateMachine):
             max_decode_slowdown=max_decode_slowdown,
         )
         self.run_ahead = run_ahead
-        self.executor = StrictExecutor(capacity, ahead=True)
-        assert self.core.connect(capacity) == []
+        self._connect(capacity)
+
+    @rule()
+    def lose_the_executor(self) -> None:
+        """With all that was under way; another of its kind takes its place."""
+        for sequence in self.core.disconnect():
+            del self.live[sequence.request_id]  # it ran in too many
+        self._connect(self.executor.capacity)
 
     @rule(prompt=st.integers(1, 12), max_tokens=st.integers(0, 30), options=options)
     def submit(self, prompt: int, max_tokens: int, options: dict[str, Any]) -> None:
@@ -133,8 +150,11 @@ class RunAhead(RuleBasedStateMachine):
         assert len(self.core.waiting) == len(self.live) - len(running)
 
     def teardown(self) -> None:
-        if not hasattr(self, "core"):
-            return
+        with self.patches:
+            if hasattr(self, "core"):
+                self._finish()
+
+    def _finish(self) -> None:
         needed = sum(s.num_prompt + s.max_tokens + 1 for s in self.live.values())
         for _ in range(60 + 4 * needed * (1 + len(self.live))):
             if not self.live:
@@ -144,6 +164,13 @@ class RunAhead(RuleBasedStateMachine):
         for _ in range(4):  # what tells the executor that nothing is left
             self.all_work(1)
         assert_idle(self.core)
+
+    def _connect(self, capacity: Announce) -> None:
+        self.plans.clear()
+        self.results.clear()
+        self.lease = None
+        self.executor = StrictExecutor(capacity, ahead=True)
+        assert self.core.connect(capacity) == []
 
     def _apply(self, result: StepResult) -> None:
         self.now += 1 + len(result.handles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -222,12 +223,12 @@ class Scheduling(RuleBasedStateMachine):
 
     def _apply(self, result: StepResult) -> None:
         before = {name: len(s.token_ids) for name, s in self.live.items()}
+        told = Counter(result.handles)
         finishes = dict(zip(result.handles, result.finishes, strict=True))
         self.core.apply(result)
         self.past.append(result)
         for name, sequence in list(self.live.items()):
-            sampled = sequence.handle in finishes
-            assert len(sequence.token_ids) == before[name] + sampled
+            assert len(sequence.token_ids) == before[name] + told[sequence.handle]
             if finishes.get(sequence.handle):
                 assert_complete(sequence)
                 del self.live[name]
