@@ -51,6 +51,7 @@ class Occupant:
     """A sequence in a slot, as plans have described it."""
 
     entered: EnteringSequence
+    given: int  # tokens that it entered with
     kv: list[int]  # for each token known, those under way included, what its KV depends on
     computed: int | None = None  # tokens; None before the first row
     blocks: list[int] = field(default_factory=list)
@@ -63,7 +64,7 @@ class Occupant:
     @property
     def forced(self) -> int:
         """Tokens that a row may compute beyond those known: none before it has sampled."""
-        if self.known == len(self.entered.token_ids):
+        if self.known == self.given:
             return 0
         return forced_after(self.entered.params, self.entered.prompt_tokens, self.known)
 
@@ -120,7 +121,7 @@ class StrictExecutor:
         for position in range(entering.prompt_tokens, length):
             assert entering.token_ids[position] == token_of(params, position)
             assert not finish_of(params, entering.prompt_tokens, position)
-        occupant = self.slots[entering.slot] = Occupant(entering, kv=[])
+        occupant = self.slots[entering.slot] = Occupant(entering, length, kv=[])
         for token in entering.token_ids:
             occupant.learn(token)
         self.entered.append(entering.handle)

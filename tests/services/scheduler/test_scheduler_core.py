@@ -388,3 +388,26 @@ def test_a_request_keeps_no_hold_on_its_submit() -> None:
     bench.core.submit(request)
     bench.run()
     assert request.token_ids == int32s(range(5))
+
+
+def test_what_a_grammar_forces_takes_no_iterations_of_its_own() -> None:
+    def alone(jumps: bool) -> tuple[int, list[int]]:
+        bench = Bench()
+        sequence = bench.submit("a", 5, 60, jumps=jumps)
+        iterations = bench.run()
+        assert_idle(bench.core)
+        assert bench.core.counters.generation_tokens == 60
+        return iterations, sequence.token_ids.tolist()
+
+    (few, tokens), (many, same) = alone(jumps=True), alone(jumps=False)
+    assert (tokens, many) == (same, 60)
+    assert few < 30
+
+
+def test_nobody_gives_way_to_a_jump() -> None:
+    """With no block to spare there is none, and one by one all tokens come."""
+    bench = Bench(num_blocks=16, max_num_seqs=2)
+    for name in ("a", "b"):
+        bench.submit(name, 4, 28, jumps=True)
+    assert bench.run() == 28
+    assert bench.core.counters.preemptions == 0
