@@ -6,6 +6,8 @@ The model is prepared once and cached outside the tree.
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -26,6 +28,10 @@ from shared.types import ServiceName
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is no failure
 hypothesis.settings.load_profile("any machine")
+
+if threading.current_thread() is threading.main_thread():
+    # Started in the background by a shell, all of this would ignore Ctrl-C, which is tested too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENCE = 20.0  # seconds until a test that waits in vain is told so
 
