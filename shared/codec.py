@@ -18,7 +18,7 @@ import msgpack
 from shared.messages import REGISTRY, Message
 from shared.types import Incarnation, ServiceName, int32s_from_bytes, int32s_to_bytes
 
-VERSION = 6
+VERSION = 7
 MAX_FRAME_BYTES = 32 * 1024 * 1024  # a 4 MiB body of ids stays far below this
 
 Convert = Callable[[Any], Any]

@@ -171,7 +171,11 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """tokenizer -> scheduler: a checked request, ready to be queued."""
+    """tokenizer -> scheduler: a checked request, ready to be queued.
+
+    detokenizer -> scheduler: one that ran before, with all its tokens that are known there: go on
+    from these, for a scheduler, an executor or some tokens were lost.
+    """
 
     request_id: RequestId
     token_ids: Int32s
@@ -180,6 +184,11 @@ class Submit:
     tenant: str = ""
     priority: int = 0
     cache_salt: str = ""
+    output_tokens: int | None = None  # it ran before, and so many of its tokens were generated
+
+    def __post_init__(self) -> None:
+        if not 0 <= (self.output_tokens or 0) <= len(self.token_ids):
+            raise ValueError("more tokens generated than there are")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +198,24 @@ class Open:
     request_id: RequestId
     handle: Handle
     gateway: str
-    token_ids: Int32s  # the prompt
+    token_ids: Int32s  # the prompt, and what was generated before
     params: SamplingParams
+    output_tokens: int = 0  # so many of token_ids were generated
+    tenant: str = ""
+    priority: int = 0
+    cache_salt: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.output_tokens <= len(self.token_ids):
+            raise ValueError("more tokens generated than there are")
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """detokenizer -> gateway: the request is in the mesh's hands; `scheduler` has it."""
+    """detokenizer -> gateway: the request is in the mesh's hands; `scheduler` has it.
+
+    It comes again, maybe from another detokenizer, when the request was handed on after a loss.
+    """
 
     request_id: RequestId
     prompt_tokens: int
@@ -320,6 +340,42 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Recall:
+    """scheduler -> detokenizer: an executor was lost; submit all again that you have of me."""
+
+    number: int  # which loss
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """detokenizer -> scheduler: that was all; what was not submitted again has ended here."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """gateway -> scheduler: I lost the detokenizer of this request; open it on another."""
+
+    request_id: RequestId
+    detokenizer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """scheduler -> gateway: what you want reopened has ended here, or never was; send it again."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """scheduler -> model-executor: I do not know you (any more); announce yourself anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Credit:
     """scheduler -> gateways: what I hold and what I can take; sent when it changes."""
 
@@ -420,6 +476,11 @@ Message = (
     | TraceRequest
     | TraceReply
     | Admitted
+    | Recall
+    | Recalled
+    | Register
+    | Reopen
+    | Gone
 )
 
 # The wire's tags. Append only: a tag is never used again for another message.
@@ -445,4 +506,9 @@ REGISTRY: dict[int, type[Message]] = {
     19: TraceRequest,
     20: TraceReply,
     21: Admitted,
+    22: Recall,
+    23: Recalled,
+    24: Register,
+    25: Reopen,
+    26: Gone,
 }

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, generate_latest, values
+from prometheus_client import CollectorRegistry, Counter, generate_latest, values
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -50,3 +50,13 @@ def exposition(registry: CollectorRegistry) -> str:
 def _resident_bytes() -> int:
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * _PAGE_BYTES
+
+
+def recoveries_counter(registry: CollectorRegistry) -> Counter:
+    """By the service that was lost; whoever takes care of its requests counts."""
+    return Counter(
+        "headrace_recoveries_total",
+        "Losses of an instance whose requests went on elsewhere",
+        ["service"],
+        registry=registry,
+    )

@@ -21,6 +21,7 @@ from shared.logs import configure_logs
 from shared.mesh import Mesh, MeshAddress
 from shared.messages import Message, MetricsReply, MetricsRequest, TraceReply, TraceRequest
 from shared.metrics import ProcessCollector, exposition
+from shared.pulse import PULSE_VARIABLE, Pulse
 from shared.settings import BadSetting, Settings, parse_settings
 from shared.trace import NONE, Trace, pack
 from shared.types import ServiceName
@@ -57,6 +58,7 @@ class Service:
         self.registry.register(ProcessCollector(mesh.identity))
         self.registry.register(mesh.registry)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._beats = 0
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
@@ -78,6 +80,11 @@ class Service:
 
     def drain(self) -> None:
         """SIGTERM came: take nothing new."""
+
+    def count(self) -> int:
+        """Another number each time, unless what should go on stands still."""
+        self._beats += 1
+        return self._beats
 
     async def stop(self) -> None:
         """Give back what `start` took."""
@@ -101,6 +108,7 @@ class Service:
         self.spawn(self.mesh.discover(), name="discover")
         self.spawn(self._start(), name="start")
         self._watch_signals()
+        self._begin_pulse()
         try:
             return await self._ended
         finally:
@@ -175,6 +183,12 @@ class Service:
         lifeline = os.environ.get(LIFELINE_VARIABLE)
         if lifeline is not None:
             loop.add_reader(int(lifeline), self._orphaned)
+
+    def _begin_pulse(self) -> None:
+        """For the launcher, if one started us; it ends with the loop."""
+        descriptor = os.environ.get(PULSE_VARIABLE)
+        if descriptor is not None:
+            Pulse(int(descriptor), self.count)
 
     def _on_signal(self, number: signal.Signals) -> None:
         loop = asyncio.get_running_loop()

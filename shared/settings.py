@@ -152,7 +152,9 @@ class Settings:
     enable_prefix_caching: bool = _setting(
         True, "keep the KV of what was computed for prompts that begin alike", SCHEDULER
     )
-    max_num_seqs: int = _setting(64, "sequences running at once", MODEL_EXECUTOR, at_least=1)
+    max_num_seqs: int = _setting(
+        64, "sequences running at once", SCHEDULER, MODEL_EXECUTOR, at_least=1
+    )
     max_num_batched_tokens: int = _setting(
         512, "token budget of one iteration", MODEL_EXECUTOR, at_least=1
     )
@@ -222,6 +224,18 @@ class Settings:
         "auto: console on a terminal, else json",
         *EVERY,
         choices=("auto", "console", "json"),
+    )
+    hang_timeout: float = _setting(
+        20.0,
+        "seconds without a sign of life after which a process is killed; 0: never",
+        LAUNCHER,
+        at_least=0,
+    )
+    iteration_timeout: float = _setting(
+        300.0,
+        "seconds that one iteration may take before its executor is killed; 0: no limit",
+        LAUNCHER,
+        at_least=0,
     )
     gateways: int = _setting(1, "gateway processes", LAUNCHER, at_least=1)
     tokenizers: int = _setting(1, "tokenizer processes", LAUNCHER, at_least=1)

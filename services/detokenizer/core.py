@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -12,12 +12,21 @@ from services.detokenizer.early import EarlyTokens, Item, Row, num_tokens
 from services.detokenizer.journal import Journal
 from services.detokenizer.outbox import Outbox, Outgoing
 from shared.codec import Identity
-from shared.messages import Embedding, Failed, Failure, Finished, Open, StepResult
+from shared.messages import (
+    Abort,
+    Embedding,
+    Failed,
+    Failure,
+    Finished,
+    Open,
+    Recall,
+    Recalled,
+    StepResult,
+)
 from shared.tombstones import Tombstones
-from shared.types import FinishReason, Handle, Incarnation, RequestId
+from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId
 
 SCHEDULER_LOST = Failure(503, "The scheduler of this request was lost.", code="service_unavailable")
-TOKENS_LOST = Failure(500, "Some tokens of this request were lost.", code="internal_error")
 
 
 @dataclass(slots=True)
@@ -42,8 +51,13 @@ class SchedulerLife:
 class DetokenizerCore:
     """All journals of this shard, and who may still say something about them."""
 
-    def __init__(self, decoders: Decoders, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self, decoders: Decoders, eos_token_ids: frozenset[int], name: str = "detokenizer.0"
+    ) -> None:
+        """`name` is that of this shard in the mesh."""
         self.counters = Counters()
+        self._name = name
+        self._orphans: dict[RequestId, Journal] = {}  # whose scheduler is lost
         self._decoders = decoders
         self._eos_token_ids = eos_token_ids
         self._journals: dict[RequestId, Journal] = {}
@@ -55,21 +69,36 @@ class DetokenizerCore:
     def num_open(self) -> int:
         return len(self._journals)
 
+    @property
+    def num_orphans(self) -> int:
+        """Requests that wait for a scheduler."""
+        return len(self._orphans)
+
     def open(self, opened: Open, scheduler: Identity) -> list[Outgoing]:
-        """Begin a journal, with what came before its time."""
+        """Begin a journal, or go on with it under this scheduler, with what came before its time.
+
+        Of a request that ran before, what the scheduler knows of its tokens and we do not is taken
+        as if it were new: the gateway tells by the offsets what its client has already.
+        """
         outbox = Outbox()
-        life = self._life(scheduler, outbox)
+        life = self._life(scheduler)
         life.last_handle = max(life.last_handle, opened.handle)
         early = self._early_tokens.claim(scheduler.incarnation, opened.handle)
         if self._tombstones.claim(opened.request_id):
             self.counters.late_tokens += num_tokens(early)
+            outbox.tell(scheduler.name, Abort(opened.request_id, "aborted before"))
             return outbox.messages()
-        if opened.request_id in self._journals:
-            self._forget(self._journals[opened.request_id])
-        journal = Journal(opened, scheduler, self._decoders, self._eos_token_ids)
-        self._journals[opened.request_id] = journal
+        journal = self._journals.get(opened.request_id)
+        if journal is None:
+            journal = Journal(opened, scheduler, self._decoders, self._eos_token_ids)
+            self._journals[opened.request_id] = journal
+        else:
+            self._unbind(journal)
+            journal.scheduler, journal.handle = scheduler, opened.handle
+            journal.resubmitted = journal.behind = False
         life.journals[opened.handle] = journal
         outbox.accept(journal)
+        self._catch_up(journal, opened.token_ids, outbox)
         for place, item in enumerate(early):
             if opened.request_id not in self._journals:  # it ended with one of these
                 self.counters.late_tokens += num_tokens(early[place:])
@@ -101,11 +130,11 @@ class DetokenizerCore:
         return outbox.messages()
 
     def abort(self, request_id: RequestId) -> None:
-        """Forget a request; an unknown one is remembered, it may be on its way."""
+        """Forget a request; an unknown one is remembered, it may be on its way (again)."""
         journal = self._journals.get(request_id)
-        if journal is None:
+        if journal is None or journal.resubmitted:
             self._tombstones.bury(request_id)
-        else:
+        if journal is not None:
             self._forget(journal)
 
     def failed(self, message: Failed) -> list[Outgoing]:
@@ -115,20 +144,53 @@ class DetokenizerCore:
             self._fail(journal, message.failure, outbox)
         return outbox.messages()
 
-    def scheduler_lost(self, name: str) -> list[Outgoing]:
-        """What it had running ends with an error."""
+    def recall(self, recall: Recall, scheduler: Identity) -> list[Outgoing]:
+        """It lost an executor, which may have told us more than it, or less."""
         outbox = Outbox()
+        for journal in self._life(scheduler).journals.values():
+            outbox.tell(scheduler.name, journal.submission(self._name))
+        outbox.tell(scheduler.name, Recalled(recall.number))
+        return outbox.messages()
+
+    def scheduler_lost(self, name: str) -> int:
+        """What it had running needs another; returns how much that is."""
+        for journal in self._orphans.values():
+            if journal.asked == name:
+                journal.asked = ""
+        before = len(self._orphans)
         for epoch in [epoch for epoch, life in self._lives.items() if life.name == name]:
-            self._end_life(epoch, outbox)
+            self._end_life(epoch)
+        return len(self._orphans) - before
+
+    def resubmit(self, schedulers: Sequence[str]) -> list[Outgoing]:
+        """Ask one of these to go on with what has none, once each."""
+        outbox = Outbox()
+        for number, journal in enumerate(self._orphans.values()):
+            if schedulers and not journal.asked:
+                journal.asked = schedulers[number % len(schedulers)]
+                outbox.tell(journal.asked, journal.submission(self._name))
+        return outbox.messages()
+
+    def give_up_orphans(self) -> list[Outgoing]:
+        """No scheduler came back in time."""
+        outbox = Outbox()
+        for journal in list(self._orphans.values()):
+            self._tombstones.bury(journal.request_id)
+            self._fail(journal, SCHEDULER_LOST, outbox)
         return outbox.messages()
 
     def gateway_lost(self, name: str) -> list[Outgoing]:
         """Nobody reads its answers any more."""
         outbox = Outbox()
         for journal in [one for one in self._journals.values() if one.gateway == name]:
-            self._forget(journal)
+            self.abort(journal.request_id)
             outbox.abort(journal, "the gateway was lost")
         return outbox.messages()
+
+    def _catch_up(self, journal: Journal, token_ids: Int32s, outbox: Outbox) -> None:
+        for position in range(journal.next_position, len(token_ids)):
+            if journal.finished is None:
+                self._take(journal, position, token_ids[position], FinishReason.NONE, outbox)
 
     def _take(
         self, journal: Journal, position: int, token_id: int, finish: int, outbox: Outbox
@@ -137,6 +199,7 @@ class DetokenizerCore:
             self._misplaced(journal, position, outbox)
             return
         self.counters.tokens += 1
+        journal.behind = False
         text = journal.take(token_id, finish)
         if text or journal.teller is not None:
             outbox.deltas(journal.gateway).add(journal, text)
@@ -148,11 +211,14 @@ class DetokenizerCore:
                 outbox.abort(journal, failure.message if failure else "a stop string was found")
 
     def _misplaced(self, journal: Journal, position: int, outbox: Outbox) -> None:
+        """A repetition, or tokens before it were lost: then its scheduler must make it up."""
         if position < journal.next_position:
             self.counters.repeated_tokens += 1
-        else:
-            self._fail(journal, TOKENS_LOST, outbox)
-            outbox.abort(journal, "tokens were lost")
+            return
+        self.counters.late_tokens += 1
+        if not journal.behind:
+            journal.behind = True
+            outbox.tell(journal.scheduler.name, journal.submission(self._name))
 
     def _stray(self, epoch: Incarnation, handle: Handle, item: Item) -> None:
         life = self._lives.get(epoch)
@@ -161,19 +227,18 @@ class DetokenizerCore:
         else:
             self.counters.dropped_early_tokens += self._early_tokens.keep(epoch, handle, item)
 
-    def _life(self, scheduler: Identity, outbox: Outbox) -> SchedulerLife:
+    def _life(self, scheduler: Identity) -> SchedulerLife:
         life = self._lives.get(scheduler.incarnation)
         if life is None:
             former = [epoch for epoch, one in self._lives.items() if one.name == scheduler.name]
             for epoch in former:
-                self._end_life(epoch, outbox)
+                self._end_life(epoch)
             life = self._lives[scheduler.incarnation] = SchedulerLife(scheduler.name)
         return life
 
-    def _end_life(self, epoch: Incarnation, outbox: Outbox) -> None:
-        for journal in list(self._lives[epoch].journals.values()):
-            self._fail(journal, SCHEDULER_LOST, outbox)
-        del self._lives[epoch]
+    def _end_life(self, epoch: Incarnation) -> None:
+        for journal in self._lives.pop(epoch).journals.values():
+            self._orphans[journal.request_id] = journal
 
     def _fail(self, journal: Journal, failure: Failure, outbox: Outbox) -> None:
         self._forget(journal)
@@ -184,7 +249,14 @@ class DetokenizerCore:
 
     def _forget(self, journal: Journal) -> None:
         self._journals.pop(journal.request_id, None)
-        self._lives[journal.scheduler.incarnation].journals.pop(journal.handle, None)
+        self._unbind(journal)
+
+    def _unbind(self, journal: Journal) -> None:
+        """From its scheduler, or from those that have none."""
+        self._orphans.pop(journal.request_id, None)
+        journal.asked = ""
+        if (life := self._lives.get(journal.scheduler.incarnation)) is not None:
+            life.journals.pop(journal.handle, None)
 
 
 def _remarks(result: StepResult) -> Iterator[tuple[Handle, Entry | Embedding]]:

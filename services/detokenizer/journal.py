@@ -6,7 +6,7 @@ from services.detokenizer.decoder import Decoders, TokenDecoder
 from services.detokenizer.details import Entry, Teller
 from services.detokenizer.stop import StopMatcher
 from shared.codec import Identity
-from shared.messages import Embedding, Failure, Finished, Open
+from shared.messages import Embedding, Failure, Finished, Open, Route, Submit
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, int32s
 
@@ -32,17 +32,23 @@ class Journal:
         "_name_of",
         "_plain",
         "_stops",
+        "asked",
+        "behind",
+        "cache_salt",
         "finished",
         "gateway",
         "handle",
         "next_position",
         "output",
         "params",
+        "priority",
         "prompt",
         "request_id",
+        "resubmitted",
         "scheduler",
         "sent",
         "teller",
+        "tenant",
     )
 
     def __init__(
@@ -52,17 +58,22 @@ class Journal:
         self.handle = opened.handle
         self.gateway = opened.gateway
         self.scheduler = scheduler
+        self.asked = ""  # the scheduler that was asked to go on, while there is none
+        self.resubmitted = False  # since it was opened: it may be opened again
+        self.behind = False  # tokens were lost, and what comes does not fit until it is opened anew
+        self.tenant, self.priority = opened.tenant, opened.priority
+        self.cache_salt = opened.cache_salt
         self.params = params = opened.params
-        self.prompt = opened.token_ids
+        self.prompt = opened.token_ids[: len(opened.token_ids) - opened.output_tokens]
         self.output = int32s()
-        self.next_position = len(opened.token_ids)
+        self.next_position = len(self.prompt)
         self.sent = 0
         self.finished: Finished | None = None
-        self.teller = _teller(opened, decoders)
+        self.teller = _teller(self, decoders)
         self._eos_token_ids = eos_token_ids
         self._name_of = decoders.token
         self._decoder: TokenDecoder = decoders.open(
-            () if params.echo else opened.token_ids, skip_special_tokens=params.skip_special_tokens
+            () if params.echo else self.prompt, skip_special_tokens=params.skip_special_tokens
         )
         self._decoded = 0  # characters, also those behind a stop string
         self._embedding = b""
@@ -70,6 +81,20 @@ class Journal:
         if params.stop:
             self._stops = StopMatcher(params.stop, include=params.include_stop_str_in_output)
         self._plain = _is_plain(params)
+
+    def submission(self, detokenizer: str) -> Submit:
+        """What a scheduler needs to go on from here; `detokenizer` is ours."""
+        self.resubmitted = True
+        return Submit(
+            request_id=self.request_id,
+            token_ids=self.prompt + self.output,
+            params=self.params,
+            route=Route(self.gateway, detokenizer),
+            tenant=self.tenant,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            output_tokens=len(self.output),
+        )
 
     def note(self, remark: Entry | Embedding) -> None:
         """Take what comes beside the tokens, before the token that it belongs to."""
@@ -177,13 +202,13 @@ class Journal:
         return Finished(self.request_id, FinishReason.ERROR, len(self.output), failure=failure)
 
 
-def _teller(opened: Open, decoders: Decoders) -> Teller | None:
-    params = opened.params
+def _teller(journal: Journal, decoders: Decoders) -> Teller | None:
+    params = journal.params
     if not params.wants_tokens:
         return None
     with_prompt = params.return_token_ids or params.prompt_logprobs is not None
-    position = 0 if with_prompt else len(opened.token_ids)
-    return Teller(opened.request_id, decoders.pieces, position)
+    position = 0 if with_prompt else len(journal.prompt)
+    return Teller(journal.request_id, decoders.pieces, position)
 
 
 def _is_plain(params: SamplingParams) -> bool:

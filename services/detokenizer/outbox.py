@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.detokenizer.deltas import DeltaColumns
 from services.detokenizer.journal import Journal
-from shared.messages import Abort, Accepted, Message
+from shared.messages import Abort, Accepted, Message, Recalled, Submit
 from shared.types import ServiceName
 
 Outgoing = tuple[ServiceName, str, Message]  # to the instance of this name
@@ -28,7 +28,10 @@ class Outbox:
 
     def abort(self, journal: Journal, reason: str) -> None:
         abort = Abort(journal.request_id, reason)
-        self._last.append((ServiceName.SCHEDULER, journal.scheduler.name, abort))
+        self.tell(journal.scheduler.name, abort)
+
+    def tell(self, scheduler: str, message: Abort | Submit | Recalled) -> None:
+        self._last.append((ServiceName.SCHEDULER, scheduler, message))
 
     def messages(self) -> list[Outgoing]:
         deltas = [

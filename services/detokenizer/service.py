@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 from services.detokenizer.core import DetokenizerCore
 from services.detokenizer.decoder import Decoders
 from services.detokenizer.metrics import DetokenizerCollector
 from services.detokenizer.outbox import Outgoing
-from services.detokenizer.undelivered import Undelivered
 from shared.codec import Identity
 from shared.mesh import Mesh
-from shared.messages import Abort, Failed, Message, Open, StepResult
+from shared.messages import Abort, Failed, Message, Open, Recall, StepResult
+from shared.metrics import recoveries_counter
 from shared.model import read_model_info
 from shared.service import Service
 from shared.settings import BadSetting, Settings, model_path
 from shared.types import ServiceName
+from shared.undelivered import Undelivered
+
+GRACE_SECONDS = 60.0  # how long requests wait for a scheduler
 
 
 class DetokenizerService(Service):
@@ -30,10 +34,12 @@ class DetokenizerService(Service):
         path = model_path(settings)
         try:
             model = read_model_info(path, max_model_len=1)  # how long it is matters to others
-            self._core = DetokenizerCore(Decoders(path), model.eos_token_ids)
+            self._core = DetokenizerCore(Decoders(path), model.eos_token_ids, mesh.identity.name)
         except ValueError as error:
             raise BadSetting(f"--model: {error}") from error
         self._undelivered = Undelivered()
+        self._grace: asyncio.TimerHandle | None = None
+        self._recoveries = recoveries_counter(self.registry)
         self.registry.register(DetokenizerCollector(self._core))
 
     @property
@@ -50,17 +56,41 @@ class DetokenizerService(Service):
                 self._core.abort(message.request_id)
             case Failed():
                 self._send(self._core.failed(message))
+            case Recall():
+                self._send(self._core.recall(message, sender))
+        self._find_schedulers()
 
     def peer_joined(self, service: ServiceName, name: str) -> None:
         for message in self._undelivered.claim(service, name):
             self.mesh.send(service, name, message)
+        self._find_schedulers()
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
         self._undelivered.claim(service, name)
         if service is ServiceName.SCHEDULER:
-            self._send(self._core.scheduler_lost(name))
+            if orphans := self._core.scheduler_lost(name):
+                self._recoveries.labels(service).inc()
+                self.log.warning(
+                    "scheduler lost, another takes its requests", scheduler=name, requests=orphans
+                )
         elif service is ServiceName.GATEWAY:
             self._send(self._core.gateway_lost(name))
+        self._find_schedulers()
+
+    def _find_schedulers(self) -> None:
+        """For the requests that have none; they do not wait for ever."""
+        if self._core.num_orphans:
+            self._send(self._core.resubmit(self.mesh.peers(ServiceName.SCHEDULER)))
+            if self._grace is None:
+                loop = asyncio.get_running_loop()
+                self._grace = loop.call_later(GRACE_SECONDS, self._give_up)
+        elif self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+
+    def _give_up(self) -> None:
+        self._grace = None
+        self._send(self._core.give_up_orphans())
 
     def _send(self, outgoing: Iterable[Outgoing]) -> None:
         for service, name, message in outgoing:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from services.gateway.errors import invalid, overloaded, unavailable
 from shared.messages import Credit
 
+OUTAGE_SECONDS = 30.0  # so long requests are taken that must wait until the mesh is whole again
+
 
 class Admission:
-    """Holds the newest credit of each scheduler."""
+    """Holds the newest credit of each scheduler, and what it was before an outage."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.draining = False
+        self._clock = clock
         self._credits: dict[str, Credit] = {}
+        self._last_capacity = 0  # of a whole mesh; 0: it never was
+        self._outage_began: float | None = None  # None: the mesh is whole
 
     def credit(self, scheduler: str, credit: Credit) -> None:
         self._credits[scheduler] = credit
@@ -26,15 +32,31 @@ class Admission:
         known = [self._credits[name] for name in schedulers if name in self._credits]
         return sum(one.max_num_seqs + one.max_queue for one in known if one.max_num_seqs)
 
+    def changed(self, schedulers: Iterable[str], absent: Sequence[str]) -> None:
+        """Peers or credits are others now: note when the mesh was whole last."""
+        capacity = 0 if absent else self.capacity(schedulers)
+        if capacity:
+            self._last_capacity, self._outage_began = capacity, None
+        elif self._outage_began is None:
+            self._outage_began = self._clock()
+
+    @property
+    def _lent(self) -> int:
+        """What counts as capacity during a short outage."""
+        began = self._outage_began
+        short = began is not None and self._clock() - began < OUTAGE_SECONDS
+        return self._last_capacity if short else 0
+
     def check(
         self, new: int, in_flight: int, schedulers: Iterable[str], absent: Sequence[str] = ()
     ) -> None:
         """Raises ApiError if `new` sequences do not fit beside those in flight."""
         if self.draining:
             raise unavailable("The server is shutting down.")
-        if absent:
+        capacity = 0 if absent else self.capacity(schedulers)
+        capacity = capacity or self._lent
+        if absent and not capacity:
             raise unavailable(f"The server is not ready: no {', '.join(absent)} is connected.")
-        capacity = self.capacity(schedulers)
         if capacity == 0:
             raise unavailable("The server is not ready: no model executor is connected yet.")
         if new > capacity:

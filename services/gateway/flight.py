@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Sequence as Names
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ class Link(Protocol):
 
 class Stage(IntEnum):
     HELD = 0  # the first sample of its prompt goes first, alone: a bad prompt is refused once
-    WAITING = 1  # for a tokenizer
+    WAITING = 1  # for a service that is missing
     SENT = 2  # a tokenizer has it; ours to send again
     ACCEPTED = 3  # the mesh has it
 
@@ -46,12 +47,23 @@ class Sequence:
     followers: list[Sequence] = field(default_factory=list)
     stage: Stage = Stage.HELD
     request_id: RequestId = field(default_factory=new_request_id)
-    launches: int = 0
+    launches: int = 0  # since it was accepted last
+    sent_at: float = 0.0  # loop time, seconds
     tokenizer: str = ""
     detokenizer: str = ""
     scheduler: str = ""  # known once accepted
+    lost: set[ServiceName] = field(default_factory=set)  # of those two; others will go on with it
+    patience: asyncio.TimerHandle | None = None  # with those others
     tokens: int = 0
     last_token_at: float = 0.0  # perf_counter, seconds
+
+    def at(self, service: ServiceName) -> str | None:
+        """The instance of this service that has it, as far as that is known."""
+        names = {
+            ServiceName.SCHEDULER: self.scheduler,
+            ServiceName.DETOKENIZER: self.detokenizer,
+        }
+        return names.get(service)
 
 
 @dataclass(slots=True, eq=False)

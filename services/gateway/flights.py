@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 
+import structlog
+
 from services.gateway.collector import MAX_LAG_CHARS, Collector
-from services.gateway.errors import fault, unavailable_failure
+from services.gateway.errors import fault
 from services.gateway.flight import Flight, Link, Sequence, Stage, new_request_id
+from services.gateway.launches import Launches
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.request import GenerationRequest
-from services.gateway.routing import Outstanding, detokenizer_of, work_of
+from services.gateway.routing import Outstanding
 from shared.messages import (
     Abort,
     Accepted,
@@ -21,13 +24,14 @@ from shared.messages import (
     Deltas,
     Failure,
     Finished,
-    Generate,
+    Gone,
     Refused,
-    Route,
+    Reopen,
 )
 from shared.types import FinishReason, RequestId, ServiceName
 
-TOKENIZER_WAIT_SECONDS = 5.0  # for another one to come, before the request fails
+HEARSAY_SECONDS = 1.0  # until all have heard of a loss that we heard of
+PATIENCE_SECONDS = 65.0  # until others go on with a request: a little longer than theirs
 MAX_LAUNCHES = 3  # a prompt that kills tokenizers is not sent to all of them
 
 
@@ -35,10 +39,11 @@ class Flights:
     def __init__(
         self, gateway: str, link: Link, outstanding: Outstanding, metrics: GatewayMetrics
     ) -> None:
-        self._gateway = gateway
         self._link = link
+        self._launches = Launches(gateway, link, outstanding, self._fail)
         self._outstanding = outstanding
         self._metrics = metrics
+        self._log = structlog.get_logger("gateway")
         self._sequences: dict[RequestId, Sequence] = {}
         self._last_token_at: float | None = None  # perf_counter, seconds
 
@@ -67,14 +72,14 @@ class Flights:
             flight.sequences += [first, *others]
         self._sequences |= {one.request_id: one for one in flight.sequences}
         for sequence in flight.sequences[:: request.samples]:
-            self._launch(sequence)
+            self._launches.launch(sequence)
         return flight
 
     def close(self, flight: Flight, reason: str) -> None:
         """Abort what has not ended; nothing that comes later is for this request."""
         for sequence in flight.sequences:
             if sequence.request_id in self._sequences:
-                self._abort(sequence, reason)
+                self._drop(sequence, reason)
                 if flight.measured:
                     self._metrics.ended(FinishReason.ABORT)
 
@@ -86,20 +91,35 @@ class Flights:
 
     # --- messages
 
-    def accepted(self, message: Accepted) -> None:
+    def accepted(self, message: Accepted, detokenizer: str) -> None:
+        """It comes again whenever others have gone on with a request."""
         sequence = self._known(message.request_id)
-        if sequence is None:
+        if sequence is None:  # an abort may have missed whoever has it now
+            self._launches.disown(
+                message.request_id, "not wanted any more", message.scheduler, detokenizer
+            )
             return
-        if sequence.stage is Stage.SENT:
-            self._outstanding.done(sequence.tokenizer, work_of(sequence.prompt))
-        sequence.stage = Stage.ACCEPTED
+        former = "" if ServiceName.DETOKENIZER in sequence.lost else sequence.detokenizer
+        if sequence.stage is Stage.ACCEPTED and former not in ("", detokenizer):
+            abort = Abort(sequence.request_id, "another has it")
+            self._link.send(ServiceName.DETOKENIZER, former, abort)
+        self._found(sequence)
+        self._launches.arrived(sequence)
+        sequence.stage, sequence.launches = Stage.ACCEPTED, 0
         if sequence.flight.accepted_at is None:
             sequence.flight.accepted_at = time.perf_counter()
-        sequence.scheduler = message.scheduler
+        sequence.scheduler, sequence.detokenizer = message.scheduler, detokenizer
         sequence.flight.collector.accept(sequence.index, message.prompt_tokens)
-        for follower in sequence.followers:
-            self._launch(follower)
-        sequence.followers = []
+        followers, sequence.followers = sequence.followers, []
+        for follower in followers:
+            if follower.request_id in self._sequences:  # else gone with another of its request
+                self._launches.launch(follower)
+
+    def gone(self, message: Gone) -> None:
+        """The scheduler has not got what its detokenizer was lost of: it had just ended there."""
+        sequence = self._known(message.request_id)
+        if sequence is not None and sequence.lost:
+            self._relaunch(sequence)
 
     def admitted(self, message: Admitted) -> None:
         sequence = self._known(message.request_id)
@@ -113,7 +133,7 @@ class Flights:
         if sequence is not None:
             self._fail(sequence, message.failure)
 
-    def deltas(self, message: Deltas) -> None:
+    def deltas(self, message: Deltas, detokenizer: str) -> None:
         now = self._last_token_at = time.perf_counter()
         columns = (message.request_ids, message.texts, message.offsets, message.token_counts)
         for request_id, text, offset, tokens in zip(*columns, strict=False):
@@ -129,86 +149,91 @@ class Flights:
                 self._close_failed(sequence.flight)
         for finished in message.finished:
             sequence = self._known(finished.request_id)
-            if sequence is not None:
+            outdated = sequence is not None and sequence.detokenizer != detokenizer
+            if sequence is not None and not (outdated and finished.failure):
                 self._end(sequence, finished, now)
 
     # --- peers
 
-    def tokenizer_joined(self) -> None:
-        for sequence in list(self._sequences.values()):
-            if sequence.stage is Stage.WAITING:
-                self._launch(sequence)
+    def joined(self, service: ServiceName, name: str) -> None:
+        self._launches.joined(service, name)
 
     def lost(self, service: ServiceName, name: str) -> None:
-        """Launch again what no text was heard of; end the rest of what went through this peer."""
+        """Launch again what nobody else goes on with."""
+        self._launches.lost(service, name)
         if service is ServiceName.TOKENIZER:
             self._outstanding.forget(name)
+        elif service is ServiceName.SCHEDULER:
+            loop = asyncio.get_running_loop()
+            loop.call_later(2 * HEARSAY_SECONDS, self._resend, loop.time() + HEARSAY_SECONDS)
+        again = waiting = 0
         for sequence in list(self._sequences.values()):
             if sequence.request_id not in self._sequences:
                 continue  # went with another of its request
             if sequence.stage is Stage.SENT and self._may_be_at(sequence, service, name):
-                self._abort(sequence, f"{service} lost")
                 self._relaunch(sequence)
-            elif sequence.stage is Stage.ACCEPTED and name in (
-                sequence.scheduler,
-                sequence.detokenizer,
-            ):
-                failure = unavailable_failure(f"The {service} of this request was lost.")
-                sequence.flight.collector.fail(failure)
-                self._close_failed(sequence.flight)
+                again += 1
+            elif sequence.stage is Stage.ACCEPTED and sequence.at(service) == name:
+                self._bereave(sequence, service, name)
+                again += sequence.stage is not Stage.ACCEPTED
+                waiting += sequence.stage is Stage.ACCEPTED
+        if again or waiting:
+            self._log.warning(
+                "a service was lost, its requests go on elsewhere",
+                service=str(service),
+                name=name,
+                launched_again=again,
+                handed_on=waiting,
+            )
+        if again:
+            self._metrics.recoveries.labels(service).inc()
+
+    def _resend(self, before: float) -> None:
+        """What a tokenizer may have sent to a lost scheduler because it heard of that after us."""
+        for sequence in list(self._sequences.values()):
+            known = sequence.request_id in self._sequences
+            if known and sequence.stage is Stage.SENT and sequence.sent_at < before:
+                self._relaunch(sequence)
 
     def _may_be_at(self, sequence: Sequence, service: ServiceName, name: str) -> bool:
         if service is ServiceName.SCHEDULER:  # the tokenizer chose it, and has not told us
             return True
         return name in (sequence.tokenizer, sequence.detokenizer)
 
+    def _bereave(self, sequence: Sequence, service: ServiceName, name: str) -> None:
+        """One of the two that have it is lost: the other one hands it on. Of both, nobody does."""
+        sequence.lost.add(service)
+        if service is ServiceName.DETOKENIZER:
+            reopen = Reopen(sequence.request_id, name)
+            if not self._link.send(ServiceName.SCHEDULER, sequence.scheduler, reopen):
+                sequence.lost.add(ServiceName.SCHEDULER)
+        if len(sequence.lost) > 1:
+            self._relaunch(sequence)
+        elif sequence.patience is None:
+            loop = asyncio.get_running_loop()
+            sequence.patience = loop.call_later(PATIENCE_SECONDS, self._relaunch, sequence)
+
+    def _found(self, sequence: Sequence) -> None:
+        """It is in somebody's hands again, or needs nobody any more."""
+        sequence.lost.clear()
+        if sequence.patience is not None:
+            sequence.patience.cancel()
+            sequence.patience = None
+
     # --- one sequence
 
-    def _launch(self, sequence: Sequence) -> None:
-        if sequence.request_id not in self._sequences:
-            return  # went with another of its request
-        detokenizer = detokenizer_of(sequence.request_id, self._link.peers(ServiceName.DETOKENIZER))
-        if detokenizer is None or not self._link.peers(ServiceName.SCHEDULER):
-            self._fail(sequence, unavailable_failure("A service of the mesh is missing."))
-            return
-        request = sequence.flight.request
-        message = Generate(
-            sequence.request_id,
-            sequence.prompt,
-            sequence.params,
-            Route(self._gateway, detokenizer),
-            tenant=request.tenant,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
-        )
-        sequence.detokenizer = detokenizer
-        work = work_of(sequence.prompt)
-        tokenizers = list(self._link.peers(ServiceName.TOKENIZER))
-        while (tokenizer := self._outstanding.choose(tokenizers)) is not None:
-            if self._link.send(ServiceName.TOKENIZER, tokenizer, message):
-                self._outstanding.add(tokenizer, work)
-                sequence.tokenizer, sequence.stage = tokenizer, Stage.SENT
-                sequence.launches += 1
-                return
-            tokenizers.remove(tokenizer)
-        sequence.stage = Stage.WAITING
-        loop = asyncio.get_running_loop()
-        loop.call_later(TOKENIZER_WAIT_SECONDS, self._give_up_waiting, sequence)
-
     def _relaunch(self, sequence: Sequence) -> None:
+        """From the start, with the same seed: what its client has already is known here."""
+        launches = sequence.launches
+        self._drop(sequence, "lost with a service")
         sequence.flight.collector.found(sequence.index, 0)
-        sequence.request_id = new_request_id()
+        sequence.request_id, sequence.stage = new_request_id(), Stage.HELD
         self._sequences[sequence.request_id] = sequence
-        if sequence.launches >= MAX_LAUNCHES:
-            sequence.stage = Stage.HELD
-            message = f"This request was lost {sequence.launches} times with a service."
+        if launches >= MAX_LAUNCHES:
+            message = f"This request was lost {launches} times with a service."
             self._fail(sequence, fault(message))
         else:
-            self._launch(sequence)
-
-    def _give_up_waiting(self, sequence: Sequence) -> None:
-        if sequence.stage is Stage.WAITING and sequence.request_id in self._sequences:
-            self._fail(sequence, unavailable_failure("No tokenizer is connected."))
+            self._launches.launch(sequence)
 
     def _fail(self, sequence: Sequence, failure: Failure) -> None:
         self._forget(sequence)
@@ -228,23 +253,15 @@ class Flights:
             self._metrics.latency.observe(now - sequence.flight.arrived)
         self._close_failed(sequence.flight)
 
-    def _abort(self, sequence: Sequence, reason: str) -> None:
-        """Tell everyone who may know of this launch."""
-        abort = Abort(sequence.request_id, reason)
-        if sequence.stage is Stage.SENT:
-            self._link.send(ServiceName.TOKENIZER, sequence.tokenizer, abort)
-            for scheduler in self._link.peers(ServiceName.SCHEDULER):
-                self._link.send(ServiceName.SCHEDULER, scheduler, abort)
-        elif sequence.stage is Stage.ACCEPTED:
-            self._link.send(ServiceName.SCHEDULER, sequence.scheduler, abort)
-        if sequence.stage >= Stage.SENT:
-            self._link.send(ServiceName.DETOKENIZER, sequence.detokenizer, abort)
+    def _drop(self, sequence: Sequence, reason: str) -> None:
+        """Have the mesh forget this launch."""
+        self._launches.abort(sequence, reason)
         self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.request_id]
-        if sequence.stage is Stage.SENT:
-            self._outstanding.done(sequence.tokenizer, work_of(sequence.prompt))
+        self._launches.withdraw(sequence)
+        self._found(sequence)
 
     def _known(self, request_id: RequestId) -> Sequence | None:
         sequence = self._sequences.get(request_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
+from shared.metrics import recoveries_counter
 from shared.types import FinishReason
 
 # Seconds. The bounds are vLLM's, so that its dashboards fit.
@@ -59,6 +60,7 @@ class GatewayMetrics:
         )
         for status in REFUSALS:
             self._refused.labels(status)
+        self.recoveries = recoveries_counter(registry)
         self.late = Counter(
             "headrace_gateway_late_messages",
             "Messages about requests that had ended",

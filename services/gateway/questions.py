@@ -28,6 +28,8 @@ class Questions:
         self._link = link
         self._outstanding = outstanding
         self._open: dict[RequestId, tuple[str, asyncio.Future[Encoded | Decoded]]] = {}
+        self._seen = False  # any tokenizer
+        self._came = asyncio.Event()  # another one
 
     async def ask(
         self,
@@ -60,6 +62,11 @@ class Questions:
         """Whether the refusal was of a question."""
         return self._fail(message.request_id, of_failure(message.failure))
 
+    def joined(self, service: ServiceName) -> None:
+        if service is ServiceName.TOKENIZER:
+            self._seen = True
+            self._came.set()
+
     def lost(self, tokenizer: str) -> None:
         for request_id, (name, _) in list(self._open.items()):
             if name == tokenizer:
@@ -76,9 +83,7 @@ class Questions:
     async def _ask_one(
         self, question: Callable[[RequestId], Encode | Decode], work: int
     ) -> Encoded | Decoded:
-        tokenizer = self._outstanding.choose(self._link.peers(ServiceName.TOKENIZER))
-        if tokenizer is None:
-            raise unavailable("No tokenizer is connected.")
+        tokenizer = await self._tokenizer()
         request_id = new_request_id()
         if not self._link.send(ServiceName.TOKENIZER, tokenizer, question(request_id)):
             raise _TokenizerLost
@@ -93,3 +98,14 @@ class Questions:
         finally:
             del self._open[request_id]
             self._outstanding.done(tokenizer, work)
+
+    async def _tokenizer(self) -> str:
+        """The one with the least to do; if all were lost, the next that comes."""
+        while True:
+            tokenizer = self._outstanding.choose(self._link.peers(ServiceName.TOKENIZER))
+            if tokenizer is not None:
+                return tokenizer
+            if not self._seen:
+                raise unavailable("No tokenizer is connected.")
+            self._came.clear()
+            await self._came.wait()

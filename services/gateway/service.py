@@ -35,6 +35,7 @@ from shared.messages import (
     Decoded,
     Deltas,
     Encoded,
+    Gone,
     Message,
     MetricsReply,
     Refused,
@@ -96,11 +97,13 @@ class GatewayService(Service):
 
     def handle(self, message: Message, sender: Identity) -> None:
         if isinstance(message, Deltas):
-            self._flights.deltas(message)
+            self._flights.deltas(message, sender.name)
         elif isinstance(message, Accepted):
-            self._flights.accepted(message)
+            self._flights.accepted(message, sender.name)
         elif isinstance(message, Admitted):
             self._flights.admitted(message)
+        elif isinstance(message, Gone):
+            self._flights.gone(message)
         elif isinstance(message, Refused):
             if not self._questions.refused(message):
                 self._flights.refused(message)
@@ -110,13 +113,13 @@ class GatewayService(Service):
             self._gatherer.replied(message, (sender.service, sender.name))
         elif isinstance(message, Credit):
             self._admission.credit(sender.name, message)
-            self._prober.consider()
+            self._mesh_changed()
 
     def peer_joined(self, service: ServiceName, name: str) -> None:
         self._readiness.joined(service, name)
-        if service is ServiceName.TOKENIZER:
-            self._flights.tokenizer_joined()
-        self._prober.consider()
+        self._mesh_changed()
+        self._flights.joined(service, name)
+        self._questions.joined(service)
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
         self._readiness.lost(service, name)
@@ -124,6 +127,7 @@ class GatewayService(Service):
             self._admission.forget(name)
         elif service is ServiceName.TOKENIZER:
             self._questions.lost(name)
+        self._mesh_changed()
         self._gatherer.lost((service, name))
         self._scraper.lost((service, name))
         self._flights.lost(service, name)
@@ -174,6 +178,11 @@ class GatewayService(Service):
             raise StartError(f"--ssl-certfile: {error}") from error
         self.spawn(certificate.watch(), name="certificate")
         return certificate.context
+
+    def _mesh_changed(self) -> None:
+        schedulers = self.mesh.peers(ServiceName.SCHEDULER)
+        self._admission.changed(schedulers, self._readiness.absent)
+        self._prober.consider()
 
     def _may_probe(self) -> bool:
         schedulers = self.mesh.peers(ServiceName.SCHEDULER)

@@ -11,13 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import structlog
+
+from services.launcher.heartbeat import Heartbeat
+from shared.pulse import PULSE_VARIABLE
 from shared.service import LIFELINE_VARIABLE
 from shared.settings import Settings
 from shared.types import ServiceName
 
 BACKOFF_SECONDS = 0.2  # before the first restart; doubles up to the maximum
 BACKOFF_MAX_SECONDS = 10.0
-STABLE_SECONDS = 30.0  # a life as long as this starts the backoff anew
+STABLE_SECONDS = 10.0  # a life as long as the longest pause starts the backoff anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +42,39 @@ class Instance:
         self.stopping = asyncio.Event()  # no further life is wanted
         self._inheritance = inheritance
         self._process: Process | None = None
+        self._log = structlog.get_logger("launcher")
 
     def __str__(self) -> str:
         return f"{self.service} {self.index}"
 
     async def live(self) -> int:
-        """Run the process once; returns its exit code (negative: the signal that ended it)."""
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=self._environment,
-            pass_fds=self._descriptors,
-            start_new_session=True,  # Ctrl-C is for the launcher, which then drains in order
-        )
-        return await self._process.wait()
+        """Run the process once; returns its exit code (negative: the signal that ended it).
+
+        One that hangs is killed.
+        """
+        settings = self._inheritance.settings
+        heartbeat = Heartbeat(settings.hang_timeout, settings.iteration_timeout)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                env={**self._environment, PULSE_VARIABLE: str(heartbeat.writer)},
+                pass_fds=[*self._descriptors, heartbeat.writer],
+                start_new_session=True,  # Ctrl-C is for the launcher, which then drains in order
+            )
+            heartbeat.started()
+            return await self._watch(self._process, heartbeat)
+        finally:
+            heartbeat.close()
+
+    async def _watch(self, process: Process, heartbeat: Heartbeat) -> int:
+        ended = asyncio.create_task(process.wait())
+        while not ended.done():
+            await asyncio.wait([ended], timeout=heartbeat.look_again)
+            if not ended.done() and (problem := heartbeat.problem) is not None:
+                self._log.error("service hangs, it is killed", instance=str(self), reason=problem)
+                process.kill()
+                break
+        return await ended
 
     def stop(self, number: signal.Signals) -> None:
         """End it with this signal, for good."""

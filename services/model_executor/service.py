@@ -9,12 +9,13 @@ from services.model_executor.metrics import ExecutorMetrics
 from services.model_executor.worker import MAX_PLANS, Done, Job, Runner, Worker
 from shared.codec import Identity
 from shared.mesh import Mesh
-from shared.messages import Announce, Message, Plan
+from shared.messages import Announce, Message, Plan, Register
 from shared.model import read_model_info
 from shared.service import Service, StartError
 from shared.settings import Settings, model_path
 from shared.trace import nanoseconds
 from shared.types import ServiceName
+from shared.undelivered import Undelivered
 
 
 class ModelExecutorService(Service):
@@ -31,8 +32,11 @@ class ModelExecutorService(Service):
         self._path = model_path(settings)
         self._metrics = ExecutorMetrics(self.registry)
         self._worker = Worker(self._load, self._done, lambda error: self.fail(error, "compute"))
+        self._worker.link = mesh.identity.incarnation >> 1  # no plan for a former life is run
         self._capacity: Announce | None = None  # None while the model loads
         self._scheduler: Identity | None = None  # whose plans are run
+        self._undelivered = Undelivered()
+        self._idle_beats = 0
 
     def _load(self) -> Runner:
         try:
@@ -62,20 +66,28 @@ class ModelExecutorService(Service):
 
     @property
     def busy(self) -> bool:
-        return self._scheduler is not None and self._worker.num_running > 0
+        return self._scheduler is not None and self._worker.busy
+
+    def count(self) -> int:
+        """Stands still while one iteration goes on."""
+        self._idle_beats += not self._worker.computing
+        return self._worker.iterations + self._idle_beats
 
     def handle(self, message: Message, sender: Identity) -> None:
         if isinstance(message, Plan) and self._capacity is not None:
             self._plan(message, sender)
+        elif isinstance(message, Register) and self._scheduler_name in (None, sender.name):
+            self._announce_anew(sender.name)
 
     def peer_joined(self, service: ServiceName, name: str) -> None:
+        for message in self._undelivered.claim(service, name):
+            self.mesh.send(service, name, message)
         # Another scheduler hears of us when this one is lost: it would plan in vain.
         if service is ServiceName.SCHEDULER and self._scheduler_name in (None, name):
-            if self._scheduler is not None:
-                self._drop_sequences()
-            self._announce(name)
+            self._announce_anew(name)
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
+        self._undelivered.claim(service, name)
         if service is ServiceName.SCHEDULER and self._scheduler_name == name:
             self._drop_sequences()
             self._scheduler = None
@@ -88,6 +100,12 @@ class ModelExecutorService(Service):
     def _announce_to_all(self) -> None:
         for name in self.mesh.peers(ServiceName.SCHEDULER):
             self._announce(name)
+
+    def _announce_anew(self, scheduler: str) -> None:
+        """If it is ours, it has forgotten us: so what it had us hold is no good any more."""
+        if self._scheduler is not None:
+            self._drop_sequences()
+        self._announce(scheduler)
 
     def _announce(self, scheduler: str) -> None:
         if self._capacity is not None:
@@ -121,7 +139,8 @@ class ModelExecutorService(Service):
         self._metrics.computed(output)
         self.mesh.send(ServiceName.SCHEDULER, self._scheduler.name, output.scheduler)
         for name, result in output.detokenizers.items():
-            self.mesh.send(ServiceName.DETOKENIZER, name, result)
+            if not self.mesh.send(ServiceName.DETOKENIZER, name, result):
+                self._undelivered.keep(ServiceName.DETOKENIZER, name, result)
         self.trace.span("send results", heard, output.scheduler.step)
 
     def _misfit(self, reason: str) -> None:

@@ -63,6 +63,8 @@ class Worker:
     ) -> None:
         self.link = 0  # jobs of any other link are skipped
         self.num_running = 0  # sequences that have not finished
+        self.iterations = 0  # done
+        self.computing = False
         self._load = load
         self._on_done = on_done
         self._on_fault = on_fault
@@ -72,6 +74,11 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[Announce] = self._loop.create_future()
         self._thread = threading.Thread(target=self._main, name="compute", daemon=True)
+
+    @property
+    def busy(self) -> bool:
+        """Whether sequences of the present link have not finished."""
+        return self._batch_link == self.link and self.num_running > 0
 
     async def start(self) -> Announce:
         """Load the model; raises what loading raises."""
@@ -121,11 +128,14 @@ class Worker:
     def _execute(self, runner: Runner, job: Job, iteration: int) -> bool:
         """Run one iteration and hand its outcome over; False if its rows give no more tokens."""
         output, misfit = None, None
+        self.computing = True
         try:
             output = runner.execute(job.plan, job.epoch, iteration, job.arrived)
         except PlanMisfit as error:
             runner.reset()
             misfit = str(error)
+        self.computing = False
+        self.iterations += 1
         self.num_running = runner.num_running
         self._tell(self._on_done, Done(job, output, misfit))
         return output is not None and output.decode_tokens > 0 and self.num_running > 0

@@ -6,9 +6,10 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.scheduler.in_flight import InFlight
+from services.scheduler.limits import Limits
 from services.scheduler.pace import Pace
 from services.scheduler.planner import Planner
 from services.scheduler.policy import FairQueue
@@ -18,10 +19,10 @@ from shared.messages import Announce, Failure, Plan, StepResult, Submit
 from shared.tombstones import Tombstones
 from shared.types import Handle, RequestId
 
+UNLIMITED = 2**31 - 1  # tokens
 MAX_EXECUTOR_DEATHS = 3  # a request that ran in so many is taken for their cause
 
 QUEUE_FULL = Failure(429, "the queue is full, try again later", code="rate_limit_exceeded")
-NO_EXECUTOR = Failure(503, "no model executor is connected", code="service_unavailable")
 POISON = Failure(500, f"the model executor died {MAX_EXECUTOR_DEATHS} times running this request")
 
 
@@ -44,17 +45,22 @@ class SchedulerCore:
         max_queue: int,
         clock: Callable[[], float],
         *,
+        max_num_seqs: int = 0,
         run_ahead: int = 0,
         max_lease: int = 0,
         prefix_caching: bool = True,
         max_decode_slowdown: float = math.inf,
     ) -> None:
+        """`max_num_seqs` is that of the executor to come, for as long as there was none."""
         self.counters = Counters()
         self.cache_stats = PrefixCacheStats()
         self.waiting: FairQueue[Sequence] = FairQueue()
+        self.unopened: dict[RequestId, Sequence] = {}  # their detokenizer is to be told, or lost
         self._max_queue = max_queue
+        self._max_num_seqs = max_num_seqs
         self._clock = clock
         self._planner: Planner | None = None
+        self._limits: Limits | None = None  # of the executor, while there is one
         self._fingerprint: str | None = None
         self._known: dict[RequestId, Sequence] = {}
         self._tombstones = Tombstones()
@@ -65,6 +71,7 @@ class SchedulerCore:
         self._max_decode_slowdown = max_decode_slowdown
         self._in_flight = InFlight()
         self._handles = itertools.count(1)
+        self.recalls = 0  # times that an executor was lost
         self._steps = itertools.count(1)  # of all executors: a late result never meets its number
 
     @property
@@ -105,7 +112,8 @@ class SchedulerCore:
             raise ValueError(
                 f"executor has model {capacity.fingerprint}, requests are for {self._fingerprint}"
             )
-        self._fingerprint = capacity.fingerprint
+        self._fingerprint, self._max_num_seqs = capacity.fingerprint, capacity.max_num_seqs
+        self._limits = Limits(capacity)
         self._planner = Planner(
             capacity,
             self._steps,
@@ -115,65 +123,124 @@ class SchedulerCore:
             prefix_caching=self._prefix_caching,
             cache_stats=self.cache_stats,
         )
-        return [
-            (sequence, failure)
-            for sequence in list(self._known.values())
-            if (failure := self._refit(sequence)) is not None
-        ]
+        fitted = [(sequence, self._limits.fit(sequence)) for sequence in self._known.values()]
+        misfits = [(sequence, failure) for sequence, failure in fitted if failure is not None]
+        for sequence, _ in misfits:
+            self._drop(sequence)
+        return misfits
 
     def disconnect(self) -> list[Sequence]:
-        """The executor is gone. What ran is queued to be computed again; returns the poisonous."""
+        """The executor is gone. What ran is queued to be computed again; returns the poisonous.
+
+        The executor may have told the detokenizers more than us, or less. So all is held back until
+        they have answered recall number `recalls`.
+        """
         if self._planner is None:
             return []
+        self.recalls += 1
         victims = list(self._planner.running.values())
         for sequence in victims:
             sequence.executor_deaths += 1
             self._planner.preempt(sequence, self.waiting)
-        self._planner = None
+        self._planner = self._limits = None
         self._in_flight.clear()
         poisonous = [s for s in victims if s.executor_deaths >= MAX_EXECUTOR_DEATHS]
         for sequence in poisonous:
             self._drop(sequence)
+        for sequence in self._known.values():
+            if sequence.opened:
+                sequence.recall, sequence.resubmitted = self.recalls, False
         return poisonous
 
+    def recalled(self, number: int, detokenizer: str) -> None:
+        """All is said: what this detokenizer did not submit again has ended there."""
+        for sequence in list(self._known.values()):
+            if sequence.recall == number and sequence.route.detokenizer == detokenizer:
+                sequence.recall = 0
+                if not sequence.resubmitted:
+                    self._drop(sequence)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """It does not run until a detokenizer was told of it anew, be it another or the same."""
+        if sequence.running:
+            assert self._planner is not None
+            self._planner.preempt(sequence, self.waiting)
+        sequence.opened, sequence.retold = False, True
+        sequence.recall = 0  # it will be told more than it could say
+        self.unopened[sequence.request_id] = sequence
+
+    def detokenizer_lost(self, name: str) -> int:
+        """Set aside what it had; returns how much that is."""
+        had = [one for one in self._known.values() if one.route.detokenizer == name]
+        for sequence in had:
+            self.set_aside(sequence)
+        return len(had)
+
+    def reopen(self, request_id: RequestId, detokenizer: str) -> bool:
+        """Set it aside if it still is at this detokenizer; False if it is not known at all."""
+        sequence = self._known.get(request_id)
+        if sequence is not None and sequence.route.detokenizer == detokenizer:
+            self.set_aside(sequence)
+        return sequence is not None
+
+    def settled(self, sequence: Sequence) -> bool:
+        """Whether no result that is under way can bring tokens of what waits."""
+        return not sequence.running and self._in_flight.done(sequence.held_step)
+
+    def assign(self, sequence: Sequence, detokenizer: str) -> None:
+        """Choose whom to tell of a settled sequence.
+
+        It will be told of the tokens that are known here; those that a client wants to hear more
+        of than their text it must see for itself, so they are generated again.
+        """
+        sequence.route = replace(sequence.route, detokenizer=detokenizer)
+        if sequence.retold and sequence.asked.wants_tokens:
+            sequence.rewind(sequence.token_ids[: sequence.num_prompt])
+
+    def opened(self, sequence: Sequence) -> None:
+        """Its detokenizer was told."""
+        sequence.opened, sequence.retold = True, False
+        del self.unopened[sequence.request_id]
+
     def submit(self, request: Submit) -> Sequence | Failure | None:
-        """Queue a request; None if it was aborted before it came, or is known already."""
-        if self._tombstones.claim(request.request_id) or request.request_id in self._known:
+        """Queue a request; None if it was aborted before it came, or is known already.
+
+        Without an executor it waits for one. One that ran before is taken even by a full queue.
+        """
+        if self._tombstones.claim(request.request_id):
             return None
-        if self._planner is None:
-            return NO_EXECUTOR
-        if self.num_requests >= self.max_num_seqs + self._max_queue:
+        if (known := self._known.get(request.request_id)) is not None:
+            self._resubmitted(known, request)
+            return None
+        if request.output_tokens is None and self._full:
             return QUEUE_FULL
-        max_tokens = self._fit(len(request.token_ids), request.params.max_tokens)
-        if isinstance(max_tokens, Failure):
-            return max_tokens
-        vocab_size = self._planner.capacity.vocab_size
-        if min(request.token_ids) < 0 or max(request.token_ids) >= vocab_size:
-            return Failure(400, f"token ids must be from 0 to {vocab_size - 1} here")
         sequence = Sequence(
             request_id=request.request_id,
             handle=Handle(next(self._handles)),
             route=request.route,
             asked=request.params,
-            max_tokens=max_tokens,
+            max_tokens=UNLIMITED,
             token_ids=request.token_ids[:],
             arrived=self._clock(),
             tenant=request.tenant,
             priority=request.priority,
             cache_salt=request.cache_salt,
+            num_output=request.output_tokens or 0,
         )
+        if self._limits is not None and (misfit := self._limits.fit(sequence)) is not None:
+            return misfit
         self._known[request.request_id] = sequence
         self._by_handle[sequence.handle] = sequence
+        self.unopened[request.request_id] = sequence
         self.waiting.append(sequence)
         return sequence
 
     def abort(self, request_id: RequestId) -> Sequence | None:
-        """End a request wherever it is; an unknown one is remembered, it may be on its way."""
+        """End a request wherever it is; it is remembered, for it may be on its way (again)."""
+        self._tombstones.bury(request_id)
         sequence = self._known.get(request_id)
-        if sequence is None:
-            self._tombstones.bury(request_id)
-            return None
-        self._drop(sequence)
+        if sequence is not None:
+            self._drop(sequence)
         return sequence
 
     def abort_where(self, condition: Callable[[Sequence], bool]) -> list[Sequence]:
@@ -216,6 +283,8 @@ class SchedulerCore:
             sequence = known.get(handle)
             if sequence is None or position != len(sequence.token_ids):
                 continue
+            if finish and not sequence.opened:
+                continue  # nobody heard of its end, so that has to come again
             if position == sequence.num_prompt:
                 counters.prompt_tokens += position
             sequence.token_ids.append(token)
@@ -236,36 +305,24 @@ class SchedulerCore:
         for tenant, tokens in Counter(tenants).items():
             self.waiting.served(tenant, output_tokens=tokens)
 
-    def _fit(self, prompt: int, max_tokens: int | None, generated: int = 0) -> int | Failure:
-        """`max_tokens` set to a number, or why so long a request can never be served."""
-        assert self._planner is not None
-        needed = generated + 1 if max_tokens is None else max_tokens
-        if prompt < 1 or needed < 0:
-            return Failure(400, "a request needs a prompt, and no less than 0 tokens to generate")
-        room = self._planner.max_length - prompt
-        if needed > room or prompt > self._planner.max_tokens_held:
-            return Failure(
-                400,
-                f"a sequence can have {self._planner.max_length} tokens here (the KV cache holds"
-                f" {self._planner.max_tokens_held}); the request needs {prompt + needed} ({prompt}"
-                f" in the prompt, {needed} to generate)",
-                code="context_length_exceeded",
-            )
-        return room if max_tokens is None else max_tokens
+    def _resubmitted(self, sequence: Sequence, request: Submit) -> None:
+        """Its detokenizer says what it has: as it was asked, or because it lost the thread."""
+        if request.output_tokens is None:
+            return  # a repetition
+        if sequence.recall:
+            sequence.rewind(request.token_ids)
+            sequence.resubmitted = True
+        elif sequence.opened:
+            self.set_aside(sequence)
 
-    def _refit(self, sequence: Sequence) -> Failure | None:
-        """Hold a request to what the new executor has room for; ends it if that is too little."""
-        generated = len(sequence.token_ids) - sequence.num_prompt
-        max_tokens = self._fit(sequence.num_prompt, sequence.asked.max_tokens, generated)
-        if isinstance(max_tokens, Failure):
-            self._drop(sequence)
-            return max_tokens
-        sequence.limit(max_tokens)
-        return None
+    @property
+    def _full(self) -> bool:
+        return self.num_requests >= self._max_num_seqs + self._max_queue
 
     def _drop(self, sequence: Sequence) -> None:
         del self._known[sequence.request_id]
         del self._by_handle[sequence.handle]
+        self.unopened.pop(sequence.request_id, None)
         if self._planner is not None and sequence.running:
             self._planner.release(sequence)
         else:

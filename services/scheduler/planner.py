@@ -59,16 +59,6 @@ class Planner:
         self._in_flight = in_flight
         self._max_lease = max_lease
 
-    @property
-    def max_tokens_held(self) -> int:
-        """Tokens whose KV fits into the whole cache."""
-        return self.capacity.num_blocks * self.capacity.block_size
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of the longest sequence: of its last one the KV is never stored."""
-        return min(self.capacity.max_model_len, self.max_tokens_held + 1)
-
     def news(self, waiting: Waiting) -> bool:
         """Whether a lease should be cut short: somebody left, or somebody can come in."""
         return len(self._retired) > 0 or self._next(waiting) is not None
@@ -196,7 +186,7 @@ class Planner:
         if running and running >= free:
             return None
         sequence = waiting.first
-        if not self._in_flight.done(sequence.held_step):
+        if sequence.held or not self._in_flight.done(sequence.held_step):
             return None
         found = self.prefixes.find(sequence)
         if running:
@@ -212,7 +202,7 @@ class Planner:
             sequence, found = chosen
             waiting.remove(sequence)
             self._enter(sequence, found, draft)
-            if sequence.admissions == 1:
+            if sequence.fresh:
                 self._count(sequence, waiting)
             self._add_row(sequence, draft)
 

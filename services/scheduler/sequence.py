@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, replace
 
 from services.scheduler.hashing import HashChain
 from shared.messages import EnteringSequence, Route
@@ -34,6 +34,7 @@ class Sequence:
     tenant: str = ""
     priority: int = 0  # lower is more urgent
     cache_salt: str = ""
+    num_output: InitVar[int] = 0  # of token_ids at the beginning
     num_prompt: int = field(init=False)
     num_tokens: int = field(init=False)
     num_inputs: int = field(init=False)  # tokens that are ever computed: the last is only sampled
@@ -43,13 +44,18 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     admissions: int = 0
     held_step: int = 0  # preempted: results of steps up to this one may still bring tokens
+    opened: bool = False  # its detokenizer knows of it, or will before it runs
+    retold: bool = False  # whoever is told of it next knows nothing of it, or too little
+    recall: int = 0  # held until its detokenizer has said what it knows; 0: not held
+    resubmitted: bool = False  # which it has
     executor_deaths: int = 0
     chain: HashChain | None = None  # of its full blocks, once it was considered
     num_registered: int = 0
     num_cached: int = 0  # tokens of the prompt that were found at the first admission
 
-    def __post_init__(self) -> None:
-        self.num_prompt = self.num_tokens = len(self.token_ids)
+    def __post_init__(self, num_output: int) -> None:
+        self.num_tokens = len(self.token_ids)
+        self.num_prompt = self.num_tokens - num_output
         self.jumps = self.asked.jumps
         self.limit(self.max_tokens)
 
@@ -63,6 +69,16 @@ class Sequence:
         return self.slot != NO_SLOT
 
     @property
+    def held(self) -> bool:
+        """Whether it may not run yet: what its detokenizer knows of it has to be settled."""
+        return bool(self.recall) or not self.opened
+
+    @property
+    def fresh(self) -> bool:
+        """Whether this is the first time that it runs, here or anywhere, as far as is known."""
+        return self.admissions == 1 and not self.output_tokens
+
+    @property
     def num_pending(self) -> int:
         """Tokens that a plan can compute now; 1 for a decode, 0 if all it may have is planned."""
         return min(self.num_tokens, self.num_inputs) - self.num_computed
@@ -71,6 +87,17 @@ class Sequence:
     def decoding(self) -> bool:
         """Whether only the newest token is missing from the KV cache."""
         return self.num_tokens == self.num_computed + 1 and self.num_computed >= self.num_prompt
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens generated, as far as their ids are known here."""
+        return len(self.token_ids) - self.num_prompt
+
+    def rewind(self, token_ids: Int32s) -> None:
+        """Go on from these tokens, which it has generated for certain; only while it waits."""
+        self.token_ids = token_ids[:]
+        self.num_tokens = len(token_ids)
+        self.chain = None  # it may know more than these
 
     def limit(self, max_tokens: int) -> None:
         """Let it generate no more than so many tokens; of 0, one is sampled that ends it."""

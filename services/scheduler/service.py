@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from services.scheduler.core import NO_EXECUTOR, POISON, SchedulerCore
+from services.scheduler.core import POISON, SchedulerCore
 from services.scheduler.metrics import SchedulerCollector, queue_time_histogram
+from services.scheduler.openings import Openings
 from services.scheduler.sequence import Sequence
 from shared.codec import Identity
 from shared.mesh import Mesh
@@ -17,18 +18,27 @@ from shared.messages import (
     Credit,
     Failed,
     Failure,
+    Gone,
     Message,
-    Open,
     Plan,
+    Recall,
+    Recalled,
     Refused,
+    Register,
+    Reopen,
+    Route,
     StepResult,
     Submit,
 )
+from shared.metrics import recoveries_counter
 from shared.service import Service
 from shared.settings import Settings
-from shared.types import ServiceName
+from shared.types import RequestId, ServiceName
 
-EXECUTOR_GRACE_SECONDS = 60.0  # how long requests wait for a new executor after one was lost
+GRACE_SECONDS = 60.0  # how long requests wait for a new executor or detokenizer
+
+NO_EXECUTOR = Failure(503, "no model executor is connected", code="service_unavailable")
+NO_DETOKENIZER = Failure(503, "no detokenizer is connected", code="service_unavailable")
 
 
 class SchedulerService(Service):
@@ -43,16 +53,20 @@ class SchedulerService(Service):
         self._core = SchedulerCore(
             settings.max_queue,
             self._loop.time,
+            max_num_seqs=settings.max_num_seqs,
             run_ahead=settings.run_ahead,
             max_lease=settings.max_lease,
             prefix_caching=settings.enable_prefix_caching,
             max_decode_slowdown=settings.max_decode_slowdown,
         )
+        self._openings = Openings(self._core, mesh)
         self._executor: Identity | None = None
+        self._session = 0  # of the executor
         self._candidates: dict[str, tuple[Identity, Announce]] = {}  # executors not in use
         self._credit: Credit | None = None
         self._turn_due = False
         self._grace: asyncio.TimerHandle | None = None
+        self._recoveries = recoveries_counter(self.registry)
         self._queue_time = queue_time_histogram(self.registry)
         self.registry.register(SchedulerCollector(self._core))
 
@@ -71,12 +85,19 @@ class SchedulerService(Service):
                 self._core.abort(message.request_id)
             case Announce():
                 self._announced(message, sender)
+            case Recalled():
+                self._core.recalled(message.number, sender.name)
+            case Reopen():
+                if not self._core.reopen(message.request_id, message.detokenizer):
+                    self.mesh.send(sender.service, sender.name, Gone(message.request_id))
         self._take_turn_soon()
 
     def peer_joined(self, service: ServiceName, name: str) -> None:
         if service is ServiceName.GATEWAY and self._credit is not None:
             self.mesh.send(service, name, self._credit)
         elif service is ServiceName.MODEL_EXECUTOR:
+            if name not in self._candidates:
+                self.mesh.send(service, name, Register("not known here"))
             self._choose_executor()
         self._take_turn_soon()
 
@@ -90,33 +111,22 @@ class SchedulerService(Service):
             for sequence in dropped:
                 abort = Abort(sequence.request_id, "the gateway was lost")
                 self.mesh.send(ServiceName.DETOKENIZER, sequence.route.detokenizer, abort)
-        else:  # the gateway sees the loss too, and tells the clients
-            self._core.abort_where(lambda sequence: sequence.route.detokenizer == name)
+        elif moved := self._core.detokenizer_lost(name):
+            self._recoveries.labels(service).inc()
+            self.log.warning(
+                "detokenizer lost, its requests go to another", detokenizer=name, requests=moved
+            )
         self._take_turn_soon()
 
     def _submit(self, request: Submit) -> None:
-        outcome: Sequence | Failure | None
-        if request.route.detokenizer not in self.mesh.peers(ServiceName.DETOKENIZER):
-            outcome = Failure(503, "the detokenizer is not connected", code="service_unavailable")
-        else:
-            outcome = self._core.submit(request)
+        outcome = self._core.submit(request)
         if isinstance(outcome, Failure):
-            refused = Refused(request.request_id, outcome)
-            self.mesh.send(ServiceName.GATEWAY, request.route.gateway, refused)
-        elif outcome is not None:
-            self.mesh.send(
-                ServiceName.DETOKENIZER,
-                request.route.detokenizer,
-                Open(
-                    request_id=outcome.request_id,
-                    handle=outcome.handle,
-                    gateway=request.route.gateway,
-                    token_ids=request.token_ids,
-                    params=outcome.params,
-                ),
-            )
+            at_detokenizer = request.output_tokens is not None
+            self._tell_end(request.request_id, request.route, outcome, opened=at_detokenizer)
 
     def _announced(self, capacity: Announce, executor: Identity) -> None:
+        if (executor, capacity.session) == (self._executor, self._session):
+            return  # it answered `Register`, and had told us already
         self._candidates[executor.name] = (executor, capacity)
         if self._executor is not None and self._executor.name == executor.name:
             # It started anew, or dropped its state: either way nothing that ran there is left.
@@ -136,10 +146,7 @@ class SchedulerService(Service):
         except ValueError as error:
             self.log.error("executor refused", executor=executor.name, reason=str(error))
             return
-        self._executor = executor
-        if self._grace is not None:
-            self._grace.cancel()
-            self._grace = None
+        self._executor, self._session = executor, capacity.session
         self.log.info("executor connected", executor=executor.name, blocks=capacity.num_blocks)
         for sequence, failure in misfits:
             self._failed(sequence, failure)
@@ -152,23 +159,51 @@ class SchedulerService(Service):
             requests=self._core.num_running,
         )
         self._executor = None
+        self._recoveries.labels(ServiceName.MODEL_EXECUTOR).inc()
         for sequence in self._core.disconnect():
             self._failed(sequence, POISON)
-        self._grace = self._loop.call_later(EXECUTOR_GRACE_SECONDS, self._give_up)
+        self.mesh.broadcast(ServiceName.DETOKENIZER, Recall(self._core.recalls))
         self._choose_executor()
 
+    @property
+    def _lacking(self) -> Failure | None:
+        """What is missing for the requests that are here."""
+        if self._executor is None and self.busy:
+            return NO_EXECUTOR
+        return NO_DETOKENIZER if self._openings.stuck else None
+
+    def _consider_grace(self) -> None:
+        """Let what is here wait for what is missing, but not for ever."""
+        if self._lacking is None:
+            if self._grace is not None:
+                self._grace.cancel()
+                self._grace = None
+        elif self._grace is None:
+            self._grace = self._loop.call_later(GRACE_SECONDS, self._give_up)
+
     def _give_up(self) -> None:
-        """No executor came back in time."""
+        """Nothing came back in time."""
         self._grace = None
-        for sequence in self._core.abort_where(lambda sequence: True):
-            self._failed(sequence, NO_EXECUTOR)
+        failure = self._lacking
+        if failure is None:
+            return
+        for sequence in self._core.abort_where(
+            lambda one: self._executor is None or not one.opened
+        ):
+            self._failed(sequence, failure)
 
     def _failed(self, sequence: Sequence, failure: Failure) -> None:
-        self.mesh.send(
-            ServiceName.DETOKENIZER,
-            sequence.route.detokenizer,
-            Failed(sequence.request_id, failure),
-        )
+        self._tell_end(sequence.request_id, sequence.route, failure, opened=sequence.opened)
+
+    def _tell_end(
+        self, request_id: RequestId, route: Route, failure: Failure, *, opened: bool
+    ) -> None:
+        """Tell of a request that ended here, through its detokenizer if that knows of it."""
+        if opened:
+            failed = Failed(request_id, failure)
+            self.mesh.send(ServiceName.DETOKENIZER, route.detokenizer, failed)
+        else:
+            self.mesh.send(ServiceName.GATEWAY, route.gateway, Refused(request_id, failure))
 
     def _take_turn_soon(self) -> None:
         """Plan once after all messages that are there now, not once for each."""
@@ -178,6 +213,8 @@ class SchedulerService(Service):
 
     def _take_turn(self) -> None:
         self._turn_due = False
+        self._openings.catch_up()
+        self._consider_grace()
         began = time.monotonic_ns()
         while (plan := self._core.plan()) is not None:
             self._send_plan(plan)
@@ -189,9 +226,9 @@ class SchedulerService(Service):
         assert self._executor is not None
         for entering in plan.entering:
             sequence = self._core.running(entering.handle)
-            name = "admitted" if sequence.admissions == 1 else "admitted again"
+            name = "admitted" if sequence.fresh else "admitted again"
             self.trace.instant(name, plan.step, tokens=len(entering.token_ids))
-            if sequence.admissions == 1:
+            if sequence.fresh:
                 self._admitted(sequence)
         self.mesh.send(ServiceName.MODEL_EXECUTOR, self._executor.name, plan)
 

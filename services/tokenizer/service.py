@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client import Counter, Gauge
 
-from services.tokenizer.backlog import Backlog, Job
+from services.tokenizer.backlog import MAX_REQUESTS, Backlog, Job
 from services.tokenizer.encoder import Encoder
 from services.tokenizer.grammars import Grammars
 from services.tokenizer.processor import NO_TEMPLATE, Answer, InputProcessor
@@ -24,6 +24,7 @@ from shared.types import ServiceName
 THREADS = 2  # so that a very long prompt does not hold up all others
 
 FULL = Failure(503, "Too many requests wait to be tokenized.", code="service_unavailable")
+SCHEDULER_SECONDS = 30.0  # how long requests wait for one
 NO_SCHEDULER = Failure(503, "No scheduler is connected.", code="service_unavailable")
 
 
@@ -41,6 +42,8 @@ class TokenizerService(Service):
         self._processor: InputProcessor | None = None  # None while it loads
         self._grammars: Grammars | None = None
         self._free_threads = THREADS
+        self._unplaced: list[tuple[Job, Submit]] = []  # ready, but there is no scheduler
+        self._patience: asyncio.TimerHandle | None = None  # runs while somebody is unplaced
         self._answered = Counter(
             "headrace_tokenizer_answers",
             "Requests that were tokenized, and those refused",
@@ -87,6 +90,10 @@ class TokenizerService(Service):
             case Abort():
                 self._backlog.forget(message.request_id)
 
+    def peer_joined(self, service: ServiceName, name: str) -> None:
+        if service is ServiceName.SCHEDULER:
+            self._place_all()
+
     def peer_lost(self, service: ServiceName, name: str) -> None:
         if service is ServiceName.GATEWAY:
             self._backlog.forget_where(lambda job: job.gateway == name)
@@ -114,31 +121,49 @@ class TokenizerService(Service):
         for job, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Submit) and answer.params.grammar is not None:
                 self.spawn(self._check_grammar(job, answer), name="check grammar")
-            elif self._backlog.finish(job):
+            else:
                 self._send(job, answer)
         self._use_threads()
 
     async def _check_grammar(self, job: Job, request: Submit) -> None:
         """Then send it on; meanwhile those without a grammar go by."""
         assert self._grammars is not None
-        answer = await self._grammars.check(request)
-        if self._backlog.finish(job):
-            self._send(job, answer)
+        self._send(job, await self._grammars.check(request))
 
     def _send(self, job: Job, answer: Answer) -> None:
-        if isinstance(answer, Refused):
-            self._refuse(job, answer.failure)
-        elif isinstance(answer, Submit):
-            self._submit(job, answer)
-        else:
-            self.mesh.send(ServiceName.GATEWAY, job.gateway, answer)
+        if isinstance(answer, Submit):
+            self._place(job, answer)
+        elif self._backlog.finish(job):
+            if isinstance(answer, Refused):
+                self._refuse(job, answer.failure)
+            else:
+                self.mesh.send(ServiceName.GATEWAY, job.gateway, answer)
 
-    def _submit(self, job: Job, request: Submit) -> None:
+    def _place(self, job: Job, request: Submit) -> None:
+        """Send a request to a scheduler; without one, it waits for some time."""
         scheduler = self._choose()
-        if scheduler is None or not self.mesh.send(ServiceName.SCHEDULER, scheduler, request):
-            self._refuse(job, NO_SCHEDULER)
-        else:
-            self._answered.labels("submitted").inc()
+        if scheduler is None and len(self._unplaced) < MAX_REQUESTS:
+            self._unplaced.append((job, request))
+            if self._patience is None:
+                loop = asyncio.get_running_loop()
+                self._patience = loop.call_later(SCHEDULER_SECONDS, self._place_all)
+        elif self._backlog.finish(job):
+            if scheduler and self.mesh.send(ServiceName.SCHEDULER, scheduler, request):
+                self._answered.labels("submitted").inc()
+            else:
+                self._refuse(job, NO_SCHEDULER)
+
+    def _place_all(self) -> None:
+        """There is a scheduler now, or none came in time."""
+        unplaced, self._unplaced = self._unplaced, []
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        for job, request in unplaced:
+            if self._choose() is not None:
+                self._place(job, request)
+            elif self._backlog.finish(job):
+                self._refuse(job, NO_SCHEDULER)
 
     def _choose(self) -> str | None:
         """The scheduler for a request."""

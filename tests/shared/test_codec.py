@@ -22,9 +22,11 @@ from shared.messages import (
     Deltas,
     Logprobs,
     Message,
+    Open,
     Plan,
     Prompt,
     StepResult,
+    Submit,
     TokenDetails,
 )
 from shared.types import Incarnation, Int32s, RequestId, ServiceName, int32s
@@ -94,6 +96,14 @@ def announces() -> st.SearchStrategy[Announce]:
 
 
 @st.composite
+def resumed(draw: st.DrawFn, kind: type[Any], generated: st.SearchStrategy[Any]) -> Any:
+    """A message with tokens of which some were generated."""
+    count = draw(generated)
+    ids = draw(st.lists(int32, min_size=count or 0, max_size=4).map(int32s))
+    return draw(fieldwise(kind, token_ids=st.just(ids), output_tokens=st.just(count)))
+
+
+@st.composite
 def plans(draw: st.DrawFn) -> Plan:
     rows, grants = draw(st.integers(0, 3)), draw(st.integers(0, 3))
     counts = draw(st.lists(st.integers(0, 3), min_size=grants, max_size=grants))
@@ -158,6 +168,8 @@ SPECIAL: dict[type, Callable[[], st.SearchStrategy[Any]]] = {
     Prompt: prompts,
     Announce: announces,
     Plan: plans,
+    Open: lambda: resumed(Open, st.integers(0, 4)),
+    Submit: lambda: resumed(Submit, st.none() | st.integers(0, 4)),
     StepResult: step_results,
     Deltas: deltas,
     Logprobs: logprobs,

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +21,11 @@ from shared.messages import (
     Failure,
     Finished,
     Open,
+    Recall,
+    Recalled,
+    Route,
     StepResult,
+    Submit,
 )
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName, int32s
@@ -46,6 +50,33 @@ def step(
     handles, places, ids, finishes = zip(*rows, strict=True)
     positions = int32s(len(PROMPT) + place for place in places)
     return StepResult(epoch, 1, int32s(handles), positions, int32s(ids), bytes(finishes))
+
+
+def resumed(number: int, ids: list[int], handle: int | None = None, **params: object) -> Open:
+    """Opened anew, with so many tokens of its answer."""
+    first = opened(number, **params)  # type: ignore[arg-type]
+    return replace(
+        first,
+        handle=Handle(handle or number),
+        token_ids=first.token_ids + int32s(ids),
+        output_tokens=len(ids),
+    )
+
+
+def again(number: int, ids: list[int], scheduler: str = "scheduler.0") -> Outgoing:
+    """What goes to a scheduler of a request with these tokens."""
+    one = resumed(number, ids)
+    route = Route("gateway.0", "detokenizer.0")
+    submit = Submit(
+        one.request_id, one.token_ids, one.params, route, output_tokens=one.output_tokens
+    )
+    return SCHEDULER, scheduler, submit
+
+
+def texts(outgoing: Iterable[Outgoing]) -> str:
+    """All text in it."""
+    found = [message for _, _, message in outgoing if isinstance(message, Deltas)]
+    return "".join(text for deltas in found for text in deltas.texts)
 
 
 def failures(outgoing: Iterable[Outgoing]) -> list[tuple[str, int]]:
@@ -112,13 +143,23 @@ def test_a_token_that_comes_again_is_dropped(core: DetokenizerCore, library: Tok
     assert (core.num_open, core.counters.repeated_tokens) == (1, 1)
 
 
-def test_a_gap_ends_the_request_with_an_error(core: DetokenizerCore) -> None:
+def test_a_gap_is_made_up_by_the_scheduler(core: DetokenizerCore, library: Tokenizer) -> None:
+    ids = library.encode("One two three four").ids
     core.open(opened(1), SCHEDULER_0)
-    core.step(step((1, 0, 81, NONE)))
-    out = core.step(step((1, 2, 81, NONE)))
-    assert failures(out) == [("r1", 500)]
-    assert out[-1] == (SCHEDULER, "scheduler.0", Abort(R1, "tokens were lost"))
-    assert core.num_open == 0
+    core.step(step((1, 0, ids[0], NONE)))
+    assert core.step(step((1, 2, ids[2], NONE))) == [again(1, ids[:1])]
+    assert core.step(step((1, 3, ids[3], NONE))) == []  # it was asked already
+    out = core.open(resumed(1, ids[:3]), SCHEDULER_0)
+    assert texts(out) == " two three"
+    assert texts(core.step(step((1, 3, ids[3], LENGTH)))) == " four"
+    assert (core.num_open, core.counters.late_tokens) == (0, 2)
+
+
+def test_tokens_that_fit_after_a_gap_close_it(core: DetokenizerCore) -> None:
+    core.open(opened(1), SCHEDULER_0)
+    assert core.step(step((1, 1, 81, NONE))) == [again(1, [])]
+    assert core.step(step((1, 0, 81, NONE)))
+    assert core.step(step((1, 2, 81, NONE))) == [again(1, [81])]
 
 
 def test_tokens_before_their_open_wait_for_it(core: DetokenizerCore, library: Tokenizer) -> None:
@@ -127,8 +168,8 @@ def test_tokens_before_their_open_wait_for_it(core: DetokenizerCore, library: To
     assert core.step(step((1, 1, world, NONE))) == []
     first, second = core.open(opened(1), SCHEDULER_0)
     assert isinstance(first[2], Accepted)
-    texts = Deltas([R1] * 2, ["Hello", " world"], int32s([0, 5]), int32s([1, 2]), [])
-    assert second == (GATEWAY, "gateway.0", texts)
+    expected = Deltas([R1] * 2, ["Hello", " world"], int32s([0, 5]), int32s([1, 2]), [])
+    assert second == (GATEWAY, "gateway.0", expected)
     _, (_, _, end) = core.open(opened(2), SCHEDULER_0)
     assert isinstance(end, Deltas) and end.finished == [Finished(R2, LENGTH, 1)]
 
@@ -150,7 +191,7 @@ def test_early_tokens_that_had_to_go_are_a_gap(
     core.step(step((1, 0, 81, NONE), (2, 0, 81, NONE)))
     assert core.counters.dropped_early_tokens == 1
     core.open(opened(1), SCHEDULER_0)
-    assert failures(core.step(step((1, 1, 81, NONE)))) == [("r1", 500)]
+    assert core.step(step((1, 1, 81, NONE))) == [again(1, [])]
 
 
 def test_an_aborted_request_is_forgotten_even_before_it_comes(core: DetokenizerCore) -> None:
@@ -158,7 +199,8 @@ def test_an_aborted_request_is_forgotten_even_before_it_comes(core: DetokenizerC
     core.abort(R1)
     core.abort(R2)
     core.step(step((1, 0, 81, NONE), (2, 0, 81, NONE)))
-    assert core.open(opened(2), SCHEDULER_0) == []
+    aborted = Abort(R2, "aborted before")
+    assert core.open(opened(2), SCHEDULER_0) == [(SCHEDULER, "scheduler.0", aborted)]
     assert core.step(step((1, 1, 81, NONE), (2, 1, 81, NONE))) == []
     assert (core.num_open, core.counters.late_tokens) == (0, 4)
 
@@ -173,23 +215,118 @@ def test_a_failed_request_ends_with_its_failure(core: DetokenizerCore) -> None:
     assert core.failed(Failed(R1, failure)) == []
 
 
-def test_a_lost_scheduler_ends_its_requests(core: DetokenizerCore) -> None:
+def test_a_lost_schedulers_requests_go_to_another(
+    core: DetokenizerCore, library: Tokenizer
+) -> None:
+    hello, world = library.encode("Hello world").ids
+    other = Identity(SCHEDULER, "scheduler.1", Incarnation(9))
+    core.open(opened(1), SCHEDULER_0)
+    core.step(step((1, 0, hello, NONE)))
+    core.open(opened(2), SCHEDULER_0)
+    core.open(opened(3), other)
+    assert core.scheduler_lost("scheduler.0") == 2
+    assert core.scheduler_lost("scheduler.0") == 0
+    assert core.resubmit([]) == []
+    assert core.resubmit(["scheduler.1"]) == [
+        again(1, [hello], "scheduler.1"),
+        again(2, [], "scheduler.1"),
+    ]
+    assert core.resubmit(["scheduler.1"]) == []  # once is enough
+    out = core.open(resumed(1, [hello], handle=7), other)
+    assert out == [(GATEWAY, "gateway.0", Accepted(R1, len(PROMPT), "scheduler.1"))]
+    assert (core.num_open, core.num_orphans) == (3, 1)
+    assert core.step(step((1, 1, world, NONE))) == []  # what the lost one had run
+    out = core.step(step((7, 1, world, LENGTH), epoch=other.incarnation))
+    assert texts(out) == " world"
+
+
+def test_the_next_scheduler_may_be_lost_too(core: DetokenizerCore) -> None:
+    core.open(opened(1), SCHEDULER_0)
+    core.scheduler_lost("scheduler.0")
+    assert core.resubmit(["scheduler.1"]) == [again(1, [], "scheduler.1")]
+    assert core.scheduler_lost("scheduler.1") == 0
+    assert core.resubmit(["scheduler.2"]) == [again(1, [], "scheduler.2")]
+
+
+def test_orphans_do_not_wait_for_ever(core: DetokenizerCore) -> None:
+    core.open(opened(1), SCHEDULER_0)
+    core.scheduler_lost("scheduler.0")
+    core.resubmit(["scheduler.1"])
+    assert failures(core.give_up_orphans()) == [("r1", 503)]
+    late = core.open(resumed(1, []), REBORN)
+    assert late == [(SCHEDULER, "scheduler.0", Abort(R1, "aborted before"))]
+    assert (core.num_open, core.num_orphans) == (0, 0)
+
+
+def test_an_abort_while_orphaned(core: DetokenizerCore) -> None:
+    """It may overtake what the next scheduler opens."""
+    core.open(opened(1), SCHEDULER_0)
+    core.scheduler_lost("scheduler.0")
+    core.resubmit(["scheduler.0"])
+    core.abort(R1)
+    assert (core.num_open, core.num_orphans) == (0, 0)
+    assert core.open(resumed(1, []), REBORN) == [
+        (SCHEDULER, "scheduler.0", Abort(R1, "aborted before"))
+    ]
+    assert core.num_open == 0
+
+
+def test_a_reborn_scheduler_knows_nothing_of_its_former_life(core: DetokenizerCore) -> None:
+    core.open(opened(5), SCHEDULER_0)
+    core.open(opened(1), REBORN)
+    assert (core.num_open, core.num_orphans) == (2, 1)
+    assert core.step(step((5, 0, 81, NONE))) == []
+    assert len(core.step(step((1, 0, 81, NONE), epoch=REBORN.incarnation))) == 1
+    assert core.resubmit(["scheduler.0"]) == [again(5, [])]
+
+
+def test_a_recall_is_answered_with_all_of_that_life(
+    core: DetokenizerCore, library: Tokenizer
+) -> None:
+    hello, world = library.encode("Hello world").ids
     other = Identity(SCHEDULER, "scheduler.1", Incarnation(9))
     core.open(opened(1), SCHEDULER_0)
     core.open(opened(2), SCHEDULER_0)
     core.open(opened(3), other)
-    assert failures(core.scheduler_lost("scheduler.0")) == [("r1", 503), ("r2", 503)]
-    assert core.num_open == 1
-    assert core.scheduler_lost("scheduler.0") == []
+    core.step(step((1, 0, hello, NONE), (2, 0, hello, LENGTH)))
+    assert core.recall(Recall(4), SCHEDULER_0) == [
+        again(1, [hello]),
+        (SCHEDULER, "scheduler.0", Recalled(4)),
+    ]
+    out = core.step(step((1, 0, hello, NONE), (1, 1, world, NONE)))
+    assert texts(out) == " world"
+    assert core.counters.repeated_tokens == 1
 
 
-def test_a_reborn_scheduler_ends_the_requests_of_its_former_life(core: DetokenizerCore) -> None:
-    core.open(opened(5), SCHEDULER_0)
-    out = core.open(opened(1), REBORN)
-    assert failures(out) == [("r5", 503)]
-    assert core.num_open == 1
-    assert core.step(step((5, 0, 81, NONE))) == []
-    assert len(core.step(step((1, 0, 81, NONE), epoch=REBORN.incarnation))) == 1
+def test_an_abort_while_recalled(core: DetokenizerCore) -> None:
+    """The scheduler may have forgotten the request, and take it anew."""
+    core.open(opened(1), SCHEDULER_0)
+    core.recall(Recall(1), SCHEDULER_0)
+    core.abort(R1)
+    assert core.open(resumed(1, [], handle=2), SCHEDULER_0) == [
+        (SCHEDULER, "scheduler.0", Abort(R1, "aborted before"))
+    ]
+
+
+def test_what_another_had_is_told_from_its_beginning(
+    core: DetokenizerCore, library: Tokenizer
+) -> None:
+    """The gateway knows how much of that its client has."""
+    hello, world, *rest = library.encode("Hello world, how").ids
+    accepted, (_, _, deltas) = core.open(resumed(1, [hello, world]), SCHEDULER_0)
+    assert accepted == (GATEWAY, "gateway.0", Accepted(R1, len(PROMPT), "scheduler.0"))
+    assert isinstance(deltas, Deltas)
+    assert (deltas.texts, list(deltas.offsets)) == (["Hello", " world"], [0, 5])
+    assert texts(core.step(step((1, 2, rest[0], LENGTH)))) == ","
+
+
+def test_a_stop_string_may_lie_in_what_another_had(
+    core: DetokenizerCore, library: Tokenizer
+) -> None:
+    ids = library.encode("Hello world, how").ids
+    out = core.open(resumed(1, ids, stop=["wor"]), SCHEDULER_0)
+    assert texts(out) == "Hello "
+    assert out[-1] == (SCHEDULER, "scheduler.0", Abort(R1, "a stop string was found"))
 
 
 def test_a_lost_gateway_takes_its_requests_along(core: DetokenizerCore) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import Tokenizer
 
+from services.detokenizer import service as detokenizer_service
 from services.detokenizer.service import DetokenizerService
 from shared.messages import (
     Abort,
@@ -15,11 +16,16 @@ from shared.messages import (
     MetricsReply,
     MetricsRequest,
     Open,
+    Recall,
+    Recalled,
+    Route,
     StepResult,
+    Submit,
 )
 from shared.sampling import SamplingParams
 from shared.settings import BadSetting
 from shared.types import FinishReason, Handle, RequestId, ServiceName, int32s
+from tests.conftest import until
 
 if TYPE_CHECKING:
     from tests.conftest import Station, Stations
@@ -100,21 +106,62 @@ async def test_what_a_gateway_is_told_before_it_is_linked_reaches_it(
     assert (await gateway.next(Deltas)).texts == ["Hi"]
 
 
-async def test_lost_peers_end_what_went_through_them(stations: Stations) -> None:
+async def test_a_lost_gateway_ends_what_it_asked(stations: Stations) -> None:
     service = await stations.serve(DetokenizerService)
     gateway = await stations.station(GATEWAY)
     scheduler = await stations.station(SCHEDULER)
     await stations.linked(service, gateway, scheduler)
     scheduler.say(DETOKENIZER, opened())
     await gateway.next(Accepted)
-    service.peer_lost(SCHEDULER, scheduler.name)
-    [end] = (await gateway.next(Deltas)).finished
-    assert end.failure is not None and end.failure.status == 503
-    scheduler.say(DETOKENIZER, opened())
-    await gateway.next(Accepted)
     service.peer_lost(GATEWAY, gateway.name)
     assert (await scheduler.next(Abort)).request_id == REQUEST
     assert not service.busy
+
+
+async def test_what_a_lost_scheduler_had_goes_to_the_next_that_comes(stations: Stations) -> None:
+    service = await stations.serve(DetokenizerService)
+    gateway = await stations.station(GATEWAY)
+    scheduler = await stations.station(SCHEDULER)
+    await stations.linked(service, gateway, scheduler)
+    scheduler.say(DETOKENIZER, opened())
+    await gateway.next(Accepted)
+    await stations.leave(scheduler)
+    await until(lambda: service._core.num_orphans == 1)
+    successor = await stations.station(SCHEDULER)
+    submit = await successor.next(Submit)
+    assert (submit.request_id, submit.output_tokens) == (REQUEST, 0)
+    assert submit.route == Route("gateway.0", "detokenizer.0")
+    successor.say(DETOKENIZER, opened())
+    assert await gateway.next(Accepted) == Accepted(REQUEST, 1, "scheduler.0")
+    assert service._grace is None
+    labels = {"service": "scheduler"}
+    assert service.registry.get_sample_value("headrace_recoveries_total", labels) == 1
+
+
+async def test_but_it_does_not_wait_for_ever(
+    stations: Stations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detokenizer_service, "GRACE_SECONDS", 0.1)
+    service = await stations.serve(DetokenizerService)
+    gateway = await stations.station(GATEWAY)
+    scheduler = await stations.station(SCHEDULER)
+    await stations.linked(service, gateway, scheduler)
+    scheduler.say(DETOKENIZER, opened())
+    await gateway.next(Accepted)
+    await stations.leave(scheduler)
+    [end] = (await gateway.next(Deltas)).finished
+    assert end.failure is not None and end.failure.status == 503
+    assert not service.busy
+
+
+async def test_a_recall_is_answered(stations: Stations) -> None:
+    service = await stations.serve(DetokenizerService)
+    gateway = await stations.station(GATEWAY)
+    scheduler = await stations.station(SCHEDULER)
+    await stations.linked(service, gateway, scheduler)
+    scheduler.say(DETOKENIZER, opened(), Recall(2))
+    assert (await scheduler.next(Submit)).output_tokens == 0
+    assert await scheduler.next(Recalled) == Recalled(2)
 
 
 async def test_an_abort_ends_a_request_without_an_answer(stations: Stations) -> None:

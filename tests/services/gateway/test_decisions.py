@@ -49,6 +49,29 @@ def test_admission_says_what_is_absent_and_drains() -> None:
     assert status_of(admission, 1) == 503
 
 
+def test_admission_goes_on_during_a_short_outage() -> None:
+    now = 0.0
+    admission = Admission(clock=lambda: now)
+    admission.changed(["a"], ["tokenizer"])
+    assert status_of(admission, 1, absent=["tokenizer"]) == 503  # it was never whole
+    admission.credit("a", Credit(max_num_seqs=1, max_queue=3, running=0, waiting=0))
+    admission.changed(["a"], [])
+    now = 100.0
+    admission.changed(["a"], ["tokenizer"])
+    assert [status_of(admission, 1, busy, absent=["tokenizer"]) for busy in (0, 4)] == [200, 429]
+    now = 129.0
+    admission.credit("a", Credit(max_num_seqs=0, max_queue=0, running=0, waiting=0))
+    admission.changed(["a"], [])  # still no executor
+    assert status_of(admission, 4) == 200
+    now = 131.0
+    assert status_of(admission, 1) == 503
+    admission.credit("a", Credit(max_num_seqs=1, max_queue=0, running=0, waiting=0))
+    admission.changed(["a"], [])
+    assert status_of(admission, 1) == 200
+    admission.changed(["a"], ["detokenizer"])
+    assert status_of(admission, 1, absent=["detokenizer"]) == 200
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 9)), max_size=30))
 def test_the_least_loaded_tokenizer_is_chosen(sent: list[tuple[str, int]]) -> None:
     outstanding = Outstanding()

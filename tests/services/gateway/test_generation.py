@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.gateway import admission
 from services.gateway.tenants import tenant_of
 from shared.messages import Abort, Admitted, Failure, Generate, Refused
 from shared.types import FinishReason, ServiceName
@@ -226,7 +227,10 @@ async def test_a_full_server_refuses(mesh: ScriptedMesh, client: httpx.AsyncClie
     assert (await complete(client)).status_code == 200
 
 
-async def test_not_ready_without_credit(mesh: ScriptedMesh, client: httpx.AsyncClient) -> None:
+async def test_not_ready_when_an_outage_lasts(
+    mesh: ScriptedMesh, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "OUTAGE_SECONDS", 0.0)
     await mesh.kill(mesh.scheduler)
     response = await until_status(client, 503)
     assert response.headers["retry-after"]

@@ -8,7 +8,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from services.model_executor.service import ModelExecutorService
-from shared.messages import Announce, MetricsReply, MetricsRequest, Plan, StepResult
+from shared.messages import Announce, MetricsReply, MetricsRequest, Plan, Register, StepResult
 from shared.sampling import SamplingParams
 from shared.settings import Settings
 from shared.types import FinishReason, Handle, RequestId, ServiceName, int32s
@@ -133,6 +133,56 @@ async def test_another_scheduler_is_served_only_after_the_first(stations: Statio
     one, maker = question(), PlanMaker(await second.next(Announce))
     await ask(second, maker, one)
     assert one.outputs[0] == ANSWER
+
+
+async def test_a_scheduler_that_does_not_know_us_hears_of_us(stations: Stations) -> None:
+    """If it is ours, it had us hold what it has forgotten."""
+    service = await serve(stations)
+    scheduler = await stations.station(SCHEDULER)
+    await stations.linked(service, scheduler)
+    capacity = await scheduler.next(Announce)
+    scheduler.say(EXECUTOR, Register("a test"))
+    assert await scheduler.next(Announce) == capacity  # there was nothing to drop
+    maker = PlanMaker(capacity)
+    maker.enter(question())
+    scheduler.say(EXECUTOR, maker.plan())
+    await scheduler.next(StepResult)
+    scheduler.say(EXECUTOR, Register("the link broke"))
+    again = await scheduler.next(Announce)
+    assert again.session == capacity.session + 1
+    assert not service.busy
+    other = await stations.station(SCHEDULER, index=1)
+    await stations.linked(service, other)
+    one = question()
+    scheduler.say(EXECUTOR, *[maker.plan()])  # of the former session: not run
+    await ask(scheduler, PlanMaker(again), one)
+    other.say(EXECUTOR, Register("not yours"), MetricsRequest(RequestId("m")))
+    await other.next(MetricsReply)  # and no `Announce` before it
+    assert one.outputs[0] == ANSWER
+
+
+async def test_no_two_lives_have_the_same_session(stations: Stations) -> None:
+    """Else a plan for one of them could be run by the other."""
+    scheduler = await stations.station(SCHEDULER)
+    sessions = set()
+    for index in range(2):
+        service = await stations.serve(
+            ModelExecutorService, device="simulated", index=index, num_gpu_blocks_override=64
+        )
+        await stations.linked(service, scheduler)
+        sessions.add((await scheduler.next(Announce)).session)
+    assert len(sessions) == 2
+
+
+async def test_tokens_for_a_detokenizer_that_is_not_linked_yet_reach_it(
+    stations: Stations,
+) -> None:
+    service = await serve(stations)
+    scheduler = await stations.station(SCHEDULER)
+    await stations.linked(service, scheduler)
+    results = await ask(scheduler, PlanMaker(await scheduler.next(Announce)), question())
+    detokenizer = await stations.station(DETOKENIZER)
+    assert [await detokenizer.next(StepResult) for _ in results] == results
 
 
 @asynccontextmanager

@@ -65,6 +65,42 @@ def submit(
     return Submit(RequestId(name), ids, params, route, tenant, priority, cache_salt)
 
 
+def open_all(core: SchedulerCore) -> None:
+    """Tell its detokenizer of each sequence that it was not told of."""
+    for sequence in list(core.unopened.values()):
+        core.assign(sequence, sequence.route.detokenizer)
+        core.opened(sequence)
+
+
+def resubmission(sequence: Sequence, tokens: int | None = None) -> Submit:
+    """What a detokenizer says that has so many of a sequence's tokens; None: all."""
+    ids = sequence.token_ids[:tokens]
+    return Submit(
+        sequence.request_id,
+        ids,
+        sequence.asked,
+        sequence.route,
+        sequence.tenant,
+        sequence.priority,
+        sequence.cache_salt,
+        output_tokens=len(ids) - sequence.num_prompt,
+    )
+
+
+def ran(request: Submit, generated: int) -> Submit:
+    """The same request when so many of its tokens are there."""
+    begin = len(request.token_ids)
+    tokens = [token_of(request.params, begin + place) for place in range(generated)]
+    return replace(request, token_ids=request.token_ids + int32s(tokens), output_tokens=generated)
+
+
+def answer_recall(core: SchedulerCore) -> None:
+    """As a detokenizer that knows just what the scheduler knows."""
+    for sequence in list(core._known.values()):
+        assert core.submit(resubmission(sequence)) is None
+    core.recalled(core.recalls, ROUTE.detokenizer)
+
+
 class Bench:
     """One iteration at a time; notes the requests that ended, in order."""
 
@@ -84,6 +120,7 @@ class Bench:
         sequence = self.core.submit(submit(name, *args, **options))  # type: ignore[arg-type]
         assert isinstance(sequence, Sequence), sequence
         self.accepted[name] = sequence
+        open_all(self.core)
         return sequence
 
     def refuse(self, name: str, *args: int | None) -> Failure:
@@ -94,6 +131,7 @@ class Bench:
 
     def plan(self) -> StepResult:
         """A plan, run; its result is still to be applied."""
+        open_all(self.core)
         plan = self.core.plan()
         assert plan is not None
         self.plans.append(plan)
@@ -117,6 +155,12 @@ class Bench:
                 return iteration
             self.step()
         raise AssertionError(f"{self.core.num_requests} requests left after {limit} iterations")
+
+    def disconnect(self) -> list[Sequence]:
+        """Lose the executor; the detokenizer has the tokens that the scheduler has."""
+        poisonous = self.core.disconnect()
+        answer_recall(self.core)
+        return poisonous
 
     def reconnect(self, **capacity: int | str) -> list[tuple[Sequence, Failure]]:
         self.capacity = replace(self.capacity, **capacity)  # type: ignore[arg-type]

@@ -10,7 +10,18 @@ from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from services.scheduler.service import SchedulerService
-from shared.messages import Admitted, Announce, Credit, Message, Plan, StepResult
+from shared.messages import (
+    Admitted,
+    Announce,
+    Credit,
+    Message,
+    Plan,
+    Recall,
+    Recalled,
+    Register,
+    StepResult,
+    Submit,
+)
 from shared.types import ServiceName
 from tests.services.scheduler.core_bench import CAPACITY
 from tests.services.scheduler.strict_executor import StrictExecutor
@@ -74,7 +85,12 @@ class Scene:
             message: Message = await self.at[who].next(Message)  # type: ignore[arg-type]
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, Credit | Admitted), message
+            assert isinstance(message, Credit | Admitted | Register | Recall), message
+
+    async def recalled(self, *journals: Submit) -> None:
+        """The executor was lost: the detokenizer submits what it has."""
+        recall = await self.hear(DETOKENIZER, Recall)
+        self.say(DETOKENIZER, *journals, Recalled(recall.number))
 
     async def credit(self, **wanted: int) -> Credit:
         """The first credit that says so."""
@@ -114,7 +130,7 @@ class Scene:
             with suppress(asyncio.CancelledError):
                 await task
 
-    def metric(self, name: str) -> float:
-        value = self.scheduler.registry.get_sample_value(f"headrace_{name}")
+    def metric(self, name: str, **labels: str) -> float:
+        value = self.scheduler.registry.get_sample_value(f"headrace_{name}", labels)
         assert value is not None, name
         return value

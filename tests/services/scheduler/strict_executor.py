@@ -12,7 +12,7 @@ from shared.messages import NEWEST, Announce, EnteringSequence, Plan, StepResult
 from shared.sampling import SamplingParams
 from shared.types import FinishReason, Incarnation, int32s
 
-VOCAB_SIZE = 50021
+VOCAB_SIZE = 49139  # a prime, and ids of the default model
 EPOCH = Incarnation(1)
 STOP_EVERY = 11  # one token in so many ends a sequence that does not ignore it
 FREE_EVERY = 6  # one token in so many is not forced where a sequence jumps

@@ -18,7 +18,7 @@ from services.scheduler.sequence import Sequence
 from shared.messages import NEWEST, Announce, Plan
 from shared.simulation import Simulation
 from shared.types import int32s
-from tests.services.scheduler.core_bench import assert_complete, submit
+from tests.services.scheduler.core_bench import assert_complete, open_all, submit
 from tests.services.scheduler.strict_executor import StrictExecutor
 
 BUDGET = 512
@@ -232,6 +232,7 @@ def test_streams_beside_a_long_prompt_in_the_scheduler() -> None:
     times: list[tuple[int, float]] = []
 
     def iterate() -> None:
+        open_all(core)
         plan = core.plan()
         assert plan is not None
         decodes = plan.row_starts.count(NEWEST)

@@ -115,7 +115,7 @@ def test_the_next_executor_has_nothing_cached_and_the_totals_go_on(block_size: i
     running = bench.submit("running", 13, 30)
     bench.step()
     assert running.num_cached == 12
-    bench.core.disconnect()
+    bench.disconnect()
     bench.reconnect(block_size=block_size, num_blocks=128)
     bench.run()
     assert_complete(running)

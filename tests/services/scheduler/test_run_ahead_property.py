@@ -95,12 +95,23 @@ class RunAhead(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
+    def lose_a_detokenizer(self, data: st.DataObject) -> None:
+        """Of some sequence; others go on, and it does when it was opened anew."""
+        sequence = self.live[data.draw(st.sampled_from(sorted(self.live)))]
+        assert self.core.reopen(sequence.request_id, sequence.route.detokenizer)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.live)))
         assert self.core.abort(RequestId(name)) is self.live.pop(name)
 
     @rule()
     def plan(self) -> None:
+        for sequence in list(self.core.unopened.values()):
+            if self.core.settled(sequence):
+                self.core.assign(sequence, "another")
+                self.core.opened(sequence)
         for _ in range(self.run_ahead + 2):
             plan = self.core.plan()
             if plan is None:
@@ -177,7 +188,7 @@ class RunAhead(RuleBasedStateMachine):
         self.core.apply(result)
         finishes = dict(zip(result.handles, result.finishes, strict=True))
         for name, sequence in list(self.live.items()):
-            if finishes.get(sequence.handle):
+            if finishes.get(sequence.handle) and sequence.opened:
                 assert_complete(sequence)
                 del self.live[name]
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core import MAX_EXECUTOR_DEATHS, SchedulerCore
+from services.scheduler.sequence import Sequence
 from shared.messages import Failure, Route
 from shared.tombstones import LIMIT
 from shared.types import RequestId, int32s
@@ -21,14 +22,19 @@ from tests.services.scheduler.core_bench import (
 )
 
 
-def test_a_request_needs_an_executor() -> None:
-    core = SchedulerCore(10, clock=lambda: 0.0)
+def test_requests_wait_for_an_executor_and_are_held_to_its_room_then() -> None:
+    core = SchedulerCore(1, clock=lambda: 0.0, max_num_seqs=2)
     assert (core.max_num_seqs, core.max_queue, core.connected) == (0, 0, False)
-    failure = core.submit(submit("a"))
-    assert isinstance(failure, Failure) and failure.status == 503
-    core.connect(CAPACITY)
-    assert (core.max_num_seqs, core.max_queue, core.connected) == (4, 10, True)
-    assert not isinstance(core.submit(submit("a")), Failure)
+    waiting = [core.submit(submit(name, 5, None)) for name in "ab"]
+    long = core.submit(submit("long", 300))
+    full = core.submit(submit("c"))
+    assert isinstance(full, Failure) and full.status == 429
+    assert core.plan() is None
+    ((misfit, failure),) = core.connect(CAPACITY)
+    assert (misfit, failure.status) == (long, 400)
+    assert (core.max_num_seqs, core.max_queue, core.connected) == (4, 1, True)
+    for sequence in waiting:
+        assert isinstance(sequence, Sequence) and sequence.max_tokens == 195
 
 
 def test_a_request_beyond_the_whole_cache_is_refused_and_blocks_nobody() -> None:
@@ -267,10 +273,9 @@ def test_what_ran_is_computed_again_by_the_next_executor_before_what_waited() ->
     sequences = [bench.submit(name, 5, 8) for name in "abcd"]
     for _ in range(4):
         bench.step()
-    assert bench.core.disconnect() == []
+    assert bench.disconnect() == []
     assert bench.core.plan() is None
     assert (bench.core.num_running, bench.core.num_requests) == (0, 4)
-    assert isinstance(bench.core.submit(submit("e")), Failure)
     assert bench.reconnect() == []
     result = bench.plan()
     assert [list(entering.token_ids) for entering in bench.plans[-1].entering] == [
@@ -282,15 +287,15 @@ def test_what_ran_is_computed_again_by_the_next_executor_before_what_waited() ->
     assert bench.ended == list("abcd")
     for sequence in sequences:
         assert_complete(sequence)
-    assert bench.core.disconnect() == []
-    assert bench.core.disconnect() == []  # there is none
+    assert bench.disconnect() == []
+    assert bench.disconnect() == []  # there is none
 
 
 def test_results_of_a_former_session_are_late_even_from_the_same_executor() -> None:
     bench = Bench()
     sequence = bench.submit("a")
     former = bench.plan()
-    bench.core.disconnect()
+    bench.disconnect()
     bench.reconnect()
     result = bench.plan()
     bench.core.apply(former)
@@ -319,7 +324,7 @@ def test_a_request_that_ran_in_three_deaths_is_poison() -> None:
     poison, innocent = bench.submit("poison"), bench.submit("innocent")
     for death in range(1, MAX_EXECUTOR_DEATHS + 1):
         bench.step()
-        assert bench.core.disconnect() == ([poison] if death == MAX_EXECUTOR_DEATHS else [])
+        assert bench.disconnect() == ([poison] if death == MAX_EXECUTOR_DEATHS else [])
         bench.reconnect()
     assert innocent.executor_deaths == 0
     bench.run()
@@ -330,7 +335,7 @@ def test_a_request_that_ran_in_three_deaths_is_poison() -> None:
 def test_an_executor_of_another_model_is_refused_by_both_names() -> None:
     bench = Bench()
     bench.submit("a")
-    bench.core.disconnect()
+    bench.disconnect()
     with pytest.raises(ValueError, match=r"other.*model"):
         bench.reconnect(fingerprint="other")
     assert not bench.core.connected
@@ -346,7 +351,7 @@ def test_a_smaller_executor_ends_what_it_cannot_hold_and_shortens_the_open_ended
     for _ in range(20):
         bench.step()
     bench.core.abort(RequestId("grown"))
-    bench.core.disconnect()
+    bench.disconnect()
     ((misfit, failure),) = bench.reconnect(num_blocks=20)
     assert (misfit, failure.status) == (large, 400)
     assert "80" in failure.message
@@ -361,7 +366,7 @@ def test_an_open_ended_request_that_outgrew_the_next_executor_is_ended() -> None
     sequence = bench.submit("a", 10, None)
     while len(sequence.token_ids) < 41:
         bench.step()
-    bench.core.disconnect()
+    bench.disconnect()
     ((misfit, failure),) = bench.reconnect(num_blocks=10)
     assert misfit is sequence and "42" in failure.message
     assert_idle(bench.core)
@@ -373,7 +378,7 @@ def test_counters_add_up() -> None:
         bench.submit(f"r{number}", 10, 20)
     for _ in range(10):
         bench.step()
-    bench.core.disconnect()
+    bench.disconnect()
     bench.reconnect()
     bench.run()
     counters = bench.core.counters

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from structlog.testing import capture_logs
 
-from services.scheduler import service as scheduler_service
-from services.scheduler.core import MAX_EXECUTOR_DEATHS, NO_EXECUTOR, POISON
 from services.scheduler.service import SchedulerService
-from shared.codec import Identity, encode
 from shared.messages import (
     Abort,
     Admitted,
     Credit,
-    Failed,
     MetricsReply,
     MetricsRequest,
     Open,
@@ -26,16 +21,14 @@ from shared.messages import (
     Route,
 )
 from shared.types import Incarnation, RequestId
-from tests.services.scheduler.core_bench import CAPACITY, ROUTE, submit
+from tests.services.scheduler.core_bench import ROUTE, ran, submit
 from tests.services.scheduler.scheduler_scene import (
     DETOKENIZER,
     EXECUTOR,
     GATEWAY,
-    SCHEDULER,
     TOKENIZER,
     Scene,
 )
-from tests.shared.mesh_member import raw_push
 
 if TYPE_CHECKING:
     from tests.conftest import Stations
@@ -89,11 +82,14 @@ async def test_only_the_first_admission_is_looked_up(stations: Stations) -> None
     scene = await Scene.set(stations)
     scene.say(TOKENIZER, submit("a", 13, 3))
     await scene.finish(1)
-    scene.say(TOKENIZER, submit("b", 13, 30))
+    scene.say(TOKENIZER, second := submit("b", 13, 30))
     await scene.iterate()
     assert (await scene.hear(GATEWAY, Admitted)).cached_tokens == 12
     await scene.lose(EXECUTOR)
     await scene.credit(max_num_seqs=0)
+    for _ in range(2):
+        await scene.hear(DETOKENIZER, Open)
+    await scene.recalled(ran(second, 1))
     await scene.place(EXECUTOR)
     await scene.announce()
     await scene.finish(1)
@@ -108,10 +104,11 @@ async def test_the_prefix_cache_can_be_put_off(stations: Stations) -> None:
     assert scene.metric("prefix_cache_hits_total") == 0
 
 
-async def test_an_open_ended_request_is_opened_with_its_bound(stations: Stations) -> None:
+async def test_an_open_ended_request_stays_so_for_the_next_scheduler(stations: Stations) -> None:
     scene = await Scene.set(stations)
     scene.say(TOKENIZER, submit("a", 5, None))
-    assert (await scene.hear(DETOKENIZER, Open)).params.max_tokens == 195
+    assert (await scene.hear(DETOKENIZER, Open)).params.max_tokens is None
+    assert (await scene.hear(EXECUTOR, Plan)).entering[0].params.max_tokens == 195
 
 
 async def test_refusals_go_to_the_gateway(stations: Stations) -> None:
@@ -119,22 +116,10 @@ async def test_refusals_go_to_the_gateway(stations: Stations) -> None:
     scene.say(TOKENIZER, submit("long", 300, 1))
     refused = await scene.hear(GATEWAY, Refused)
     assert (refused.request_id, refused.failure.status) == ("long", 400)
-    stray = submit("stray", route=Route("gateway.0", "detokenizer.7"))
-    scene.say(TOKENIZER, stray)
-    assert (await scene.hear(GATEWAY, Refused)).failure.status == 503
     scene.say(TOKENIZER, *(submit(f"r{number}") for number in range(6)))
     refused_ids = [(await scene.hear(GATEWAY, Refused)).request_id for _ in range(2)]
     assert refused_ids == ["r4", "r5"]
     await scene.finish(4)
-
-
-async def test_without_an_executor_requests_are_refused(stations: Stations) -> None:
-    scene = Scene(stations, await stations.serve(SchedulerService))
-    for service in (GATEWAY, TOKENIZER, DETOKENIZER):
-        await scene.place(service)
-    assert await scene.credit() == Credit(0, 0, 0, 0)
-    scene.say(TOKENIZER, submit("a"))
-    assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
 
 
 async def test_an_abort_before_its_request_leaves_no_trace(stations: Stations) -> None:
@@ -178,52 +163,6 @@ async def test_the_requests_of_a_lost_gateway_end_everywhere(stations: Stations)
     await scene.credit(running=0, waiting=0)
 
 
-async def test_the_requests_of_a_lost_detokenizer_end(stations: Stations) -> None:
-    scene = await Scene.set(stations)
-    other = await stations.station(DETOKENIZER, index=1)
-    await stations.linked(other, scene.scheduler)
-    theirs = Route(ROUTE.gateway, other.name)
-    scene.say(TOKENIZER, submit("theirs", 5, 190, route=theirs), submit("ours", 5, 6))
-    await scene.hear(DETOKENIZER, Open)
-    plan = await scene.hear(EXECUTOR, Plan)
-    await stations.leave(other)
-    await scene.credit(running=1, waiting=0)
-    scene.say(EXECUTOR, scene.compute(plan))
-    await scene.finish(1)
-    await scene.credit(running=0, waiting=0)
-
-
-async def test_what_ran_on_a_lost_executor_is_computed_by_the_next(stations: Stations) -> None:
-    scene = await Scene.set(stations)
-    scene.say(TOKENIZER, submit("a", 5, 8))
-    for _ in range(3):
-        await scene.iterate()
-    await scene.lose(EXECUTOR)
-    assert (await scene.credit(max_num_seqs=0)).waiting == 1
-    scene.say(TOKENIZER, submit("b"))
-    assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
-    await scene.place(EXECUTOR)
-    await scene.announce()
-    plan = await scene.hear(EXECUTOR, Plan)
-    assert [len(entering.token_ids) for entering in plan.entering] == [8]
-    scene.say(EXECUTOR, scene.compute(plan))
-    await scene.finish(1)
-
-
-async def test_an_executor_that_announces_itself_anew_has_lost_all(stations: Stations) -> None:
-    scene = await Scene.set(stations)
-    scene.say(TOKENIZER, submit("a", 5, 8))
-    await scene.iterate()
-    former = scene.compute(await scene.hear(EXECUTOR, Plan))
-    scene.executor.slots.clear()
-    scene.say(EXECUTOR, CAPACITY, former)  # which is late by now
-    plan = await scene.hear(EXECUTOR, Plan)
-    assert [len(entering.token_ids) for entering in plan.entering] == [6]
-    scene.say(EXECUTOR, scene.compute(plan))
-    await scene.finish(1)
-    assert scene.metric("late_tokens_total") == 1
-
-
 async def test_results_of_others_are_ignored(stations: Stations) -> None:
     scene = await Scene.set(stations)
     scene.say(TOKENIZER, submit("a", 5, 8))
@@ -237,120 +176,6 @@ async def test_results_of_others_are_ignored(stations: Stations) -> None:
         in (await scene.hear(GATEWAY, MetricsReply)).exposition
     )
     scene.say(EXECUTOR, result)
-    await scene.finish(1)
-
-
-async def test_an_executor_is_taken_only_when_it_can_be_sent_plans(stations: Stations) -> None:
-    """Its link to us may be up long before ours to it."""
-    scene = Scene(stations, await stations.serve(SchedulerService))
-    for service in (GATEWAY, TOKENIZER, DETOKENIZER):
-        await scene.place(service)
-    with raw_push(Path(stations.directory), "scheduler.0") as push:
-        push.send(encode(CAPACITY, Identity(EXECUTOR, "model-executor.0", Incarnation(1))))
-        push.send(encode(submit("a"), scene.at[TOKENIZER].mesh.identity))
-        assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
-        await scene.place(EXECUTOR)
-        await scene.credit(max_num_seqs=4)
-        scene.say(TOKENIZER, submit("b"))
-        assert len((await scene.hear(EXECUTOR, Plan)).entering) == 1
-
-
-async def test_an_executor_of_another_model_is_refused(stations: Stations) -> None:
-    scene = await Scene.set(stations)
-    await scene.lose(EXECUTOR)
-    await scene.credit(max_num_seqs=0)
-    await scene.place(EXECUTOR)
-    with capture_logs() as logs:
-        scene.say(EXECUTOR, replace(CAPACITY, fingerprint="another"))
-        scene.say(EXECUTOR, MetricsRequest(RequestId("m")))
-        await scene.hear(EXECUTOR, MetricsReply)
-    (error,) = [log for log in logs if log["log_level"] == "error"]
-    assert "another" in error["reason"] and CAPACITY.fingerprint in error["reason"]
-    scene.say(TOKENIZER, submit("a"))
-    assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
-
-
-async def test_a_second_executor_takes_over_when_the_first_is_lost(stations: Stations) -> None:
-    scene = await Scene.set(stations)
-    standby = await stations.station(EXECUTOR, index=1)
-    await stations.linked(standby, scene.scheduler)
-    standby.say(SCHEDULER, CAPACITY)
-    scene.say(TOKENIZER, submit("a", 5, 8))
-    await scene.iterate()
-    await scene.lose(EXECUTOR)
-    plan = await standby.next(Plan)
-    assert [len(entering.token_ids) for entering in plan.entering] == [6]
-
-
-async def test_a_second_executor_that_left_is_forgotten(stations: Stations) -> None:
-    scene = await Scene.set(stations)
-    standby = await stations.station(EXECUTOR, index=1)
-    await stations.linked(standby, scene.scheduler)
-    standby.say(SCHEDULER, CAPACITY, MetricsRequest(RequestId("m")))
-    await standby.next(MetricsReply)
-    await stations.leave(standby)
-    next_life = await stations.station(EXECUTOR, index=1)  # which is not ready yet
-    await stations.linked(next_life, scene.scheduler)
-    await scene.lose(EXECUTOR)
-    scene.say(TOKENIZER, submit("a"))
-    assert (await scene.hear(GATEWAY, Refused)).failure == NO_EXECUTOR
-
-
-async def test_poison_is_failed_in_the_end(stations: Stations) -> None:
-    scene = await Scene.set(stations)
-    scene.say(TOKENIZER, submit("poison", 5, 100))
-    await scene.hear(DETOKENIZER, Open)
-    for death in range(1, MAX_EXECUTOR_DEATHS + 1):
-        await scene.hear(EXECUTOR, Plan)
-        await scene.lose(EXECUTOR)
-        await scene.credit(max_num_seqs=0)
-        if death < MAX_EXECUTOR_DEATHS:
-            await scene.place(EXECUTOR)
-            await scene.announce()
-    assert await scene.hear(DETOKENIZER, Failed) == Failed(RequestId("poison"), POISON)
-    assert not scene.scheduler.busy
-
-
-async def test_requests_do_not_wait_for_ever_for_an_executor(
-    stations: Stations, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler_service, "EXECUTOR_GRACE_SECONDS", 0.2)
-    scene = await Scene.set(stations)
-    scene.say(TOKENIZER, *(submit(f"r{number}", 5, 100) for number in range(6)))
-    for _ in range(6):
-        await scene.hear(DETOKENIZER, Open)
-    await scene.lose(EXECUTOR)
-    failed = [await scene.hear(DETOKENIZER, Failed) for _ in range(6)]
-    assert {one.request_id for one in failed} == {f"r{number}" for number in range(6)}
-    assert {one.failure for one in failed} == {NO_EXECUTOR}
-
-
-async def test_an_executor_in_time_ends_the_grace(stations: Stations) -> None:
-    scene = await Scene.set(stations)
-    scene.say(TOKENIZER, submit("a", 5, 8))
-    await scene.hear(DETOKENIZER, Open)
-    await scene.iterate()
-    await scene.lose(EXECUTOR)
-    grace = scene.scheduler._grace
-    assert grace is not None
-    await scene.credit(max_num_seqs=0)
-    await scene.place(EXECUTOR)
-    await scene.announce()
-    assert grace.cancelled()
-    await scene.finish(1)
-
-
-async def test_what_a_smaller_executor_cannot_hold_is_failed(stations: Stations) -> None:
-    scene = await Scene.set(stations)
-    scene.say(TOKENIZER, submit("large", 100, 50), submit("small", 5, 3))
-    for _ in range(2):
-        await scene.hear(DETOKENIZER, Open)
-    await scene.lose(EXECUTOR)
-    await scene.credit(max_num_seqs=0)
-    await scene.place(EXECUTOR)
-    await scene.announce(replace(CAPACITY, num_blocks=20))
-    failed = await scene.hear(DETOKENIZER, Failed)
-    assert (failed.request_id, failed.failure.status) == ("large", 400)
     await scene.finish(1)
 
 

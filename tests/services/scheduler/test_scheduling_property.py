@@ -21,9 +21,17 @@ from hypothesis.stateful import (
 
 from services.scheduler.core import MAX_EXECUTOR_DEATHS, SchedulerCore
 from services.scheduler.sequence import Sequence
-from shared.messages import Announce, Failure, StepResult
+from shared.messages import Announce, Failure, StepResult, Submit
 from shared.types import RequestId
-from tests.services.scheduler.core_bench import assert_complete, assert_idle, options, submit
+from tests.services.scheduler.core_bench import (
+    ROUTE,
+    assert_complete,
+    assert_idle,
+    open_all,
+    options,
+    ran,
+    submit,
+)
 from tests.services.scheduler.strict_executor import StrictExecutor
 
 capacities = st.builds(
@@ -53,6 +61,7 @@ class Scheduling(RuleBasedStateMachine):
         self.under_way: StepResult | None = None
         self.past: list[StepResult] = []
         self.live: dict[str, Sequence] = {}
+        self.requests: dict[str, Submit] = {}
         self.made = 0
 
     @initialize(capacity=capacities)
@@ -140,8 +149,12 @@ class Scheduling(RuleBasedStateMachine):
         assert self._totals() == before
 
     @precondition(lambda self: self.executor is not None)
-    @rule()
-    def lose_executor(self) -> None:
+    @rule(heard=st.booleans(), told=st.booleans())
+    def lose_executor(self, heard: bool, told: bool) -> None:
+        """The last result reached the scheduler (`heard`) or not, and the detokenizer (`told`)."""
+        journals = self._journals(self.under_way if told else None)
+        if heard and self.under_way is not None:
+            self.apply()
         ran = {name: s for name, s in self.live.items() if s.running}
         deaths = {name: s.executor_deaths for name, s in ran.items()}
         poisonous = self.core.disconnect()
@@ -154,11 +167,35 @@ class Scheduling(RuleBasedStateMachine):
             self.past.append(self.under_way)
         self.executor = self.under_way = None
         assert self.core.plan() is None
+        poison = {sequence.request_id for sequence in poisonous}
+        self._resubmit([one for one in journals if one.request_id not in poison])
+
+    def _journals(self, told: StepResult | None) -> list[Submit]:
+        """What the detokenizer has of each request that has not ended there."""
+        rows = {} if told is None else dict(zip(told.handles, told.finishes, strict=True))
+        return [
+            ran(request, s.output_tokens + (s.handle in rows))
+            for name, s in self.live.items()
+            if not rows.get(s.handle)
+            for request in [self.requests[name]]
+        ]
+
+    def _resubmit(self, journals: list[Submit]) -> None:
+        for journal in journals:
+            outcome = self.core.submit(journal)
+            assert not isinstance(outcome, Failure)
+            if outcome is not None:  # its end was heard, but not told
+                assert journal.request_id not in self.live
+                self.live[journal.request_id] = outcome
+        open_all(self.core)
+        self.core.recalled(self.core.recalls, ROUTE.detokenizer)
+        kept = {journal.request_id for journal in journals}
+        self.live = {name: s for name, s in self.live.items() if name in kept}
 
     @precondition(lambda self: self.executor is None)
     @rule(capacity=capacities)
     def connect(self, capacity: Announce) -> None:
-        self.executor = StrictExecutor(capacity)
+        self.executor, self.capacity = StrictExecutor(capacity), capacity
         for sequence, failure in self.core.connect(capacity):
             assert failure.status == 400
             del self.live[sequence.request_id]
@@ -199,7 +236,9 @@ class Scheduling(RuleBasedStateMachine):
 
     def _submit(self, name: str, prompt: int, max_tokens: int | None, **options: Any) -> None:
         request = submit(name, prompt, max_tokens, seed=self.made % 2, **options)
+        self.requests[name] = request
         outcome = self.core.submit(request)
+        open_all(self.core)
         assert outcome is not None
         expected = self._status(prompt, max_tokens)
         if isinstance(outcome, Failure):
@@ -210,11 +249,11 @@ class Scheduling(RuleBasedStateMachine):
 
     def _status(self, prompt: int, max_tokens: int | None) -> int | None:
         """By which status this must be refused; None if it must be taken."""
-        if self.executor is None:
-            return 503
-        capacity = self.executor.capacity
+        capacity = self.capacity
         if len(self.live) >= capacity.max_num_seqs + MAX_QUEUE:
             return 429
+        if self.executor is None:
+            return None  # whether it fits will be seen
         tokens = 1 if max_tokens is None else max_tokens
         fits = prompt + max(tokens, 1) - 1 <= capacity.num_blocks * capacity.block_size
         if prompt < 1 or not fits or prompt + tokens > capacity.max_model_len:

@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from services.tokenizer import backlog
+from services.tokenizer import service as tokenizer_service
 from services.tokenizer.service import TokenizerService
 from shared.messages import (
     Abort,
@@ -26,6 +27,7 @@ from shared.messages import (
 from shared.sampling import Grammar, GrammarKind, SamplingParams
 from shared.service import EXIT_BAD_SETTING
 from shared.types import RequestId, ServiceName, int32s
+from tests.conftest import until
 
 if TYPE_CHECKING:
     from tests.conftest import Station, Stations
@@ -70,13 +72,41 @@ async def test_questions_are_answered_to_whoever_asked(stations: Stations) -> No
     assert await gateway.next(Decoded) == Decoded(RequestId("d"), "Hello world")
 
 
-async def test_without_a_scheduler_requests_are_refused(stations: Stations) -> None:
+async def test_requests_wait_for_a_scheduler(stations: Stations) -> None:
+    service = await stations.serve(TokenizerService)
+    gateway = await stations.station(GATEWAY)
+    await stations.linked(service, gateway)
+    gateway.say(TOKENIZER, generate("a", "Hello"), generate("b", "Hi"))
+    gateway.say(TOKENIZER, Encode(RequestId("e"), Prompt(text="x")))
+    assert (await gateway.next(Encoded)).request_id == "e"
+    await until(lambda: len(service._unplaced) == 2)
+    gateway.say(TOKENIZER, Abort(RequestId("a"), "left"))
+    scheduler = await stations.station(SCHEDULER)
+    assert (await scheduler.next(Submit)).request_id == "b"
+    assert not service.busy
+    assert service._patience is None
+
+
+async def test_but_not_for_ever(stations: Stations, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_service, "SCHEDULER_SECONDS", 0.05)
     service = await stations.serve(TokenizerService)
     gateway = await stations.station(GATEWAY)
     await stations.linked(service, gateway)
     gateway.say(TOKENIZER, generate("r", "Hello"))
     failure = (await gateway.next(Refused)).failure
     assert (failure.status, failure.code) == (503, "service_unavailable")
+    assert not service.busy
+
+
+async def test_not_all_can_wait_for_a_scheduler(
+    stations: Stations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_service, "MAX_REQUESTS", 1)
+    service = await stations.serve(TokenizerService)
+    gateway = await stations.station(GATEWAY)
+    await stations.linked(service, gateway)
+    gateway.say(TOKENIZER, generate("a", "Hello"), generate("b", "Hello"))
+    assert (await gateway.next(Refused)).failure.status == 503
 
 
 async def test_a_very_long_prompt_holds_up_neither_the_loop_nor_others(stations: Stations) -> None:

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from services.detokenizer import undelivered as module
-from services.detokenizer.undelivered import Undelivered
+from shared import undelivered as module
 from shared.messages import Abort
 from shared.types import RequestId, ServiceName
+from shared.undelivered import Undelivered
 
 
 def test_messages_wait_in_order_for_their_own_instance(monkeypatch: pytest.MonkeyPatch) -> None:
