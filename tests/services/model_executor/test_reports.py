@@ -105,6 +105,7 @@ def serve(runner: ModelRunner, requests: Sequence[Told], **options: Any) -> Sche
             route, name = Route("g", one.detokenizer), RequestId(f"r{step}")
             request = core.submit(Submit(name, int32s(one.prompt), one.params, route))
             assert isinstance(request, Request), request
+            core.opened(request)
             one.request = request
             by_handle[request.handle] = one
         plan = core.plan()
@@ -249,6 +250,7 @@ def test_leases_and_run_ahead_tell_of_every_token(info: ModelInfo, model: Any) -
     one = told([3, 1, 4], logprobs=2, max_tokens=30)
     request = core.submit(Submit(RequestId("r"), int32s(one.prompt), one.params, Route("g", "d0")))
     assert isinstance(request, Request)
+    core.opened(request)
     while core.num_requests:
         plans = [plan for plan in (core.plan(), core.plan()) if plan is not None]
         outputs = []

@@ -95,10 +95,12 @@ def ran(request: Submit, generated: int) -> Submit:
 
 
 def answer_recall(core: SchedulerCore) -> None:
-    """As a detokenizer that knows just what the scheduler knows."""
-    for sequence in list(core._known.values()):
+    """As detokenizers that know just what the scheduler knows."""
+    sequences = list(core._known.values())
+    for sequence in sequences:
         assert core.submit(resubmission(sequence)) is None
-    core.recalled(core.recalls, ROUTE.detokenizer)
+    for detokenizer in {sequence.route.detokenizer for sequence in sequences}:
+        core.recalled(core.recalls, detokenizer)
 
 
 class Bench:

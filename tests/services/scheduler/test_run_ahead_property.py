@@ -6,6 +6,7 @@ The channel to the executor and back is a queue each; whoever is slow, the other
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from contextlib import ExitStack
 from math import inf
 from typing import Any
@@ -18,10 +19,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from services.scheduler import planner
 from services.scheduler.core import SchedulerCore
 from services.scheduler.sequence import Sequence
-from shared.messages import Announce, Failure, Plan, StepResult
-from shared.types import RequestId
-from tests.services.scheduler.core_bench import assert_complete, assert_idle, options, submit
-from tests.services.scheduler.strict_executor import StrictExecutor
+from shared.messages import Announce, Failure, Plan, StepResult, Submit
+from shared.types import Handle, RequestId
+from tests.services.scheduler.core_bench import (
+    ROUTE,
+    assert_complete,
+    assert_idle,
+    options,
+    resubmission,
+    submit,
+)
+from tests.services.scheduler.strict_executor import VOCAB_SIZE, StrictExecutor
 
 capacities = st.builds(
     Announce,
@@ -31,7 +39,7 @@ capacities = st.builds(
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 24),
     max_model_len=st.integers(2, 48),
-    vocab_size=st.just(1000),
+    vocab_size=st.just(VOCAB_SIZE),
 )
 MAX_QUEUE = 8
 
@@ -76,11 +84,20 @@ class RunAhead(RuleBasedStateMachine):
         self.run_ahead = run_ahead
         self._connect(capacity)
 
-    @rule()
-    def lose_the_executor(self) -> None:
-        """With all that was under way; another of its kind takes its place."""
+    @rule(heard=st.booleans())
+    def lose_the_executor(self, heard: bool) -> None:
+        """With all that was under way, which detokenizers may have heard; another takes its place."""
         for sequence in self.core.disconnect():
             del self.live[sequence.request_id]  # it ran in too many
+        results = self.results if heard else ()
+        for sequence in [one for one in self.live.values() if one.recall]:
+            request = resubmission(sequence)
+            if _hear(request, sequence.handle, results):
+                del self.live[sequence.request_id]
+            else:
+                assert self.core.submit(request) is None
+        for detokenizer in (ROUTE.detokenizer, "another"):
+            self.core.recalled(self.core.recalls, detokenizer)
         self._connect(self.executor.capacity)
 
     @rule(prompt=st.integers(1, 12), max_tokens=st.integers(0, 30), options=options)
@@ -191,6 +208,19 @@ class RunAhead(RuleBasedStateMachine):
             if finishes.get(sequence.handle) and sequence.opened:
                 assert_complete(sequence)
                 del self.live[name]
+
+
+def _hear(request: Submit, handle: Handle, results: Iterable[StepResult]) -> bool:
+    """Add to what its detokenizer submits what these tell of it; whether it ended with them."""
+    tokens = request.token_ids
+    for result in results:
+        rows = zip(result.handles, result.positions, result.token_ids, result.finishes, strict=True)
+        for owner, position, token, finish in rows:
+            if owner == handle and position == len(tokens):
+                tokens.append(token)
+                if finish:
+                    return True
+    return False
 
 
 TestRunAhead = RunAhead.TestCase
