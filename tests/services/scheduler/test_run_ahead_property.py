@@ -86,7 +86,7 @@ class RunAhead(RuleBasedStateMachine):
 
     @rule(heard=st.booleans())
     def lose_the_executor(self, heard: bool) -> None:
-        """With all that was under way, which detokenizers may have heard; another takes its place."""
+        """With all that was under way, heard by detokenizers or not; another takes its place."""
         for sequence in self.core.disconnect():
             del self.live[sequence.request_id]  # it ran in too many
         results = self.results if heard else ()
