@@ -25,6 +25,7 @@ from shared.pulse import PULSE_VARIABLE, Pulse
 from shared.settings import BadSetting, Settings, parse_settings
 from shared.trace import NONE, Trace, pack
 from shared.types import ServiceName
+from shared.watchdog import Watchdog
 
 LIFELINE_VARIABLE = "HEADRACE_LIFELINE_FD"  # a pipe whose other end the launcher holds
 DRAIN_CHECK_SECONDS = 0.05  # only while draining
@@ -219,7 +220,10 @@ async def _serve(kind: type[Service], settings: Settings) -> int:
     address = MeshAddress.from_settings(kind.service, settings)
     mesh = Mesh(kind.service, address, kind.talks_to)
     try:
-        return await kind(settings, mesh).run()
+        service = kind(settings, mesh)
+        if PULSE_VARIABLE not in os.environ:  # no launcher would notice
+            Watchdog(settings.hang_timeout, settings.iteration_timeout, service.count)
+        return await service.run()
     except zmq.ZMQError as error:
         raise BadSetting(f"cannot bind {address.bind}: {error}") from error
 
