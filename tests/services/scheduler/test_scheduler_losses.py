@@ -147,6 +147,8 @@ async def test_an_abort_while_recalled(stations: Stations) -> None:
     await scene.lose(EXECUTOR)
     scene.say(GATEWAY, Abort(A, "left"))
     await scene.credit(max_num_seqs=0, waiting=0)
+    await scene.place(EXECUTOR)
+    await scene.announce()
     await scene.recalled(ran(request, 3))
     await scene.caught_up()  # and no `Open` before it
     assert not scene.scheduler.busy
