@@ -92,6 +92,9 @@ class Settings:
         at_least=1,
         at_most=15 * MIB,  # whatever it holds still fits into a frame of the mesh
     )
+    max_connections: int = _setting(
+        4096, "HTTP connections at once, for each gateway", GATEWAY, at_least=1
+    )
     request_timeout: float = _setting(
         0.0, "seconds that an answer may take; 0: as long as it needs", GATEWAY, at_least=0
     )

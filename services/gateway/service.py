@@ -15,12 +15,14 @@ from services.gateway.app import build_app
 from services.gateway.errors import unavailable_failure
 from services.gateway.flights import Flights
 from services.gateway.gather import Gatherer
+from services.gateway.handles import raise_limit, room
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.parsing.answers import Formats
 from services.gateway.parts import Parts
 from services.gateway.probe import Prober
 from services.gateway.questions import Questions
 from services.gateway.readiness import Readiness
+from services.gateway.refusals import Refusals
 from services.gateway.routing import Outstanding
 from services.gateway.scrape import Scraper
 from services.gateway.server import HttpServer, listening_sockets, urls, uvicorn_logs
@@ -90,8 +92,8 @@ class GatewayService(Service):
         self._exits.enter_context(uvicorn_logs())
         self._spans = self._request_spans()
         tls = self._tls()
-        self._server = HttpServer(build_app(self._parts(model)), sockets, tls)
-        await self._server.start()
+        self._server = HttpServer(build_app(self._parts(model)), sockets, self._room(), tls)
+        self._server.start()
         self.urls = urls(sockets, secure=tls is not None)
         self.log.info("listening", urls=self.urls)
 
@@ -157,6 +159,19 @@ class GatewayService(Service):
             await self._spans.close()
         self._exits.close()
 
+    def _room(self) -> int:
+        """For connections."""
+        wanted, limit = self.settings.max_connections, raise_limit()
+        found = room(wanted, limit)
+        if found < wanted:
+            self.log.warning(
+                "too few open files are allowed (ulimit -n)",
+                allowed=limit,
+                connections=found,
+                wanted=wanted,
+            )
+        return found
+
     def _request_spans(self) -> RequestSpans | None:
         endpoint = self.settings.otlp_traces_endpoint
         if endpoint is None:
@@ -201,6 +216,7 @@ class GatewayService(Service):
             started=int(time.time()),
             link=self.mesh,
             admission=self._admission,
+            refusals=Refusals(),
             flights=self._flights,
             questions=self._questions,
             readiness=self._readiness,
