@@ -17,6 +17,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from shared.codec import Identity
+from shared.directions import expected
 from shared.logs import configure_logs
 from shared.mesh import Mesh, MeshAddress
 from shared.messages import Message, MetricsReply, MetricsRequest, TraceReply, TraceRequest
@@ -134,6 +135,9 @@ class Service:
             self._end(EXIT_BAD_SETTING)
 
     def _on_message(self, message: Message, sender: Identity) -> None:
+        if not expected(message, sender.service, self.service):
+            self.mesh.misdirected(message, sender)
+            return
         began = time.monotonic_ns()
         if isinstance(message, MetricsRequest):
             self._guarded(self._send_metrics, message, sender)

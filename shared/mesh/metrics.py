@@ -32,6 +32,11 @@ class MeshMetrics:
         self.bad = Counter(
             "headrace_mesh_bad_frames", "Frames dropped as no message", registry=self.registry
         )
+        self.misdirected = Counter(
+            "headrace_mesh_misdirected",
+            "Messages dropped that their senders do not send here",
+            registry=self.registry,
+        )
         self.undelivered = Counter(
             "headrace_mesh_undelivered",
             "Messages that found no live peer, or its queue full",

@@ -87,9 +87,12 @@ async def test_a_stop_string_reaches_gateway_and_scheduler(
     service = await stations.serve(DetokenizerService)
     gateway = await stations.station(GATEWAY)
     scheduler = await stations.station(SCHEDULER)
+    executor = await stations.station(EXECUTOR)
     await stations.linked(service, gateway, scheduler)
-    scheduler.say(DETOKENIZER, opened(stop="Hi"), step(scheduler, 0, hello[0], FinishReason.NONE))
+    await stations.linked(executor, service)
+    scheduler.say(DETOKENIZER, opened(stop="Hi"))
     await gateway.next(Accepted)
+    executor.say(DETOKENIZER, step(scheduler, 0, hello[0], FinishReason.NONE))
     assert (await gateway.next(Deltas)).finished[0].stop_reason == "Hi"
     assert (await scheduler.next(Abort)).request_id == REQUEST
 
@@ -99,8 +102,11 @@ async def test_what_a_gateway_is_told_before_it_is_linked_reaches_it(
 ) -> None:
     service = await stations.serve(DetokenizerService)
     scheduler = await stations.station(SCHEDULER)
+    executor = await stations.station(EXECUTOR)
     await stations.linked(service, scheduler)
-    scheduler.say(DETOKENIZER, opened(), step(scheduler, 0, hello[0], FinishReason.LENGTH))
+    await stations.linked(executor, service)
+    scheduler.say(DETOKENIZER, opened())
+    executor.say(DETOKENIZER, step(scheduler, 0, hello[0], FinishReason.LENGTH))
     gateway = await stations.station(GATEWAY)
     await gateway.next(Accepted)
     assert (await gateway.next(Deltas)).texts == ["Hi"]
