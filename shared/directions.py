@@ -44,6 +44,8 @@ DIRECTIONS: dict[type[m.Message], Directions] = {
     m.MetricsReply: _from(ALL, *ALL),
     m.TraceRequest: _from(ALL, *ALL),
     m.TraceReply: _from(ALL, *ALL),
+    m.StatusRequest: _from(ALL, *ALL),
+    m.StatusReply: _from(ALL, *ALL),
     m.Leaving: _from(ALL, *ALL),
 }
 

@@ -23,7 +23,7 @@ from shared.bounds import (
     Within,
 )
 from shared.sampling import SamplingParams
-from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId
+from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId, State
 
 FLOAT_BYTES = 4
 
@@ -175,6 +175,25 @@ class Finished:
 
     def __post_init__(self) -> None:
         _check_floats(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of many that tell how an instance is."""
+
+    name: Name
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How an instance is."""
+
+    state: State
+    host: Name
+    pid: Count
+    age: float  # seconds since it was started
+    load: list[Figure]
 
 
 NEWEST = -1  # the start of a row that decodes
@@ -478,6 +497,21 @@ class MetricsReply:
 
 
 @dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """gateway -> everyone: say how you are."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReply:
+    """everyone -> gateway."""
+
+    request_id: RequestId
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
 class TraceRequest:
     """gateway -> everyone: send what you noted in the last `window` ns."""
 
@@ -523,6 +557,8 @@ Message = (
     | Reopen
     | Gone
     | Leaving
+    | StatusRequest
+    | StatusReply
 )
 
 # The wire's tags. Append only: a tag is never used again for another message.
@@ -554,4 +590,6 @@ REGISTRY: dict[int, type[Message]] = {
     25: Reopen,
     26: Gone,
     27: Leaving,
+    28: StatusRequest,
+    29: StatusReply,
 }

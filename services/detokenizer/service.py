@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from services.detokenizer.core import DetokenizerCore
 from services.detokenizer.decoder import Decoders
@@ -12,7 +12,7 @@ from services.detokenizer.outbox import Outgoing
 from shared.codec import Identity
 from shared.mesh import Mesh
 from shared.messages import Abort, Failed, Message, Open, Recall, StepResult
-from shared.metrics import recoveries_counter
+from shared.metrics import recoveries_counter, total
 from shared.model import read_model_info
 from shared.service import Service
 from shared.settings import BadSetting, Settings, model_path
@@ -41,6 +41,15 @@ class DetokenizerService(Service):
         self._grace: asyncio.TimerHandle | None = None
         self._recoveries = recoveries_counter(self.registry)
         self.registry.register(DetokenizerCollector(self._core))
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        return {
+            "running": self._core.num_open - self._core.num_orphans,
+            "waiting": self._core.num_orphans,
+            "tokens": self._core.counters.tokens,
+            "recoveries": total(self._recoveries),
+        }
 
     @property
     def busy(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 import structlog
 
@@ -28,6 +29,7 @@ from shared.messages import (
     Refused,
     Reopen,
 )
+from shared.metrics import total
 from shared.types import FinishReason, RequestId, ServiceName
 
 HEARSAY_SECONDS = 1.0  # until all have heard of a loss that we heard of
@@ -54,6 +56,14 @@ class Flights:
     def seconds_since_last_token(self) -> float | None:
         at = self._last_token_at
         return None if at is None else time.perf_counter() - at
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        return {
+            "running": len(self) - self._launches.num_waiting,
+            "waiting": self._launches.num_waiting,
+            "recoveries": total(self._metrics.recoveries),
+        }
 
     # --- the HTTP side
 

@@ -15,6 +15,7 @@ from services.gateway.errors import model_not_found
 from services.gateway.flight import Flight, Link
 from services.gateway.flights import Flights
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.overview import Overview
 from services.gateway.parsing.answers import Formats
 from services.gateway.questions import Questions
 from services.gateway.readiness import Readiness
@@ -45,6 +46,7 @@ class Parts:
     readiness: Readiness
     scraper: Scraper
     tracer: Tracer
+    overview: Overview
     metrics: GatewayMetrics
     spans: RequestSpans | None  # None: nobody collects them
     draw_seed: Callable[[], int]

@@ -7,6 +7,7 @@ import contextlib
 import random
 import ssl
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from services.gateway.flights import Flights
 from services.gateway.gather import Gatherer
 from services.gateway.handles import raise_limit, room
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.overview import Overview
 from services.gateway.parsing.answers import Formats
 from services.gateway.parts import Parts
 from services.gateway.probe import Prober
@@ -29,6 +31,7 @@ from services.gateway.server import HttpServer, listening_sockets, urls, uvicorn
 from services.gateway.tls import Certificate
 from services.gateway.tracing import Tracer
 from shared.codec import Identity
+from shared.inspection import Answer as InspectionAnswer
 from shared.mesh import Mesh
 from shared.messages import (
     Accepted,
@@ -39,9 +42,7 @@ from shared.messages import (
     Encoded,
     Gone,
     Message,
-    MetricsReply,
     Refused,
-    TraceReply,
 )
 from shared.metrics import exposition
 from shared.model import ModelInfo, read_model_info
@@ -68,6 +69,7 @@ class GatewayService(Service):
         self._gatherer = Gatherer(mesh)
         self._scraper = Scraper(self._gatherer, lambda: exposition(self.registry), self._metrics)
         self._tracer = Tracer(self._gatherer, (self.service, mesh.identity.name), self.trace)
+        self._overview = Overview(self._gatherer, mesh.identity, lambda: self.inspection.status)
         self._prober = Prober(self._readiness, self._flights, self._may_probe, self.spawn)
         self._server: HttpServer | None = None
         self._spans: RequestSpans | None = None
@@ -111,8 +113,8 @@ class GatewayService(Service):
                 self._flights.refused(message)
         elif isinstance(message, Encoded | Decoded):
             self._questions.answered(message)
-        elif isinstance(message, MetricsReply | TraceReply):
-            self._gatherer.replied(message, (sender.service, sender.name))
+        elif isinstance(message, InspectionAnswer):
+            self._gatherer.replied(message, sender)
         elif isinstance(message, Credit):
             self._admission.credit(sender.name, message)
             self._mesh_changed()
@@ -137,6 +139,10 @@ class GatewayService(Service):
     @property
     def seconds_since_last_token(self) -> float | None:
         return self._flights.seconds_since_last_token
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        return self._flights.load
 
     @property
     def draining(self) -> bool:
@@ -222,6 +228,7 @@ class GatewayService(Service):
             readiness=self._readiness,
             scraper=self._scraper,
             tracer=self._tracer,
+            overview=self._overview,
             metrics=self._metrics,
             spans=self._spans,
             draw_seed=lambda: seeds.getrandbits(63),

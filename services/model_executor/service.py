@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from services.model_executor.metrics import ExecutorMetrics
@@ -63,6 +64,10 @@ class ModelExecutorService(Service):
 
     async def stop(self) -> None:
         self._worker.close()
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        return {"iterations": self._worker.iterations, **self._metrics.seconds}
 
     @property
     def busy(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 import zmq
@@ -56,6 +56,14 @@ class Mesh:
     @property
     def registry(self) -> CollectorRegistry:
         return self._metrics.registry
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What an instance's status says of its inbox and its peers."""
+        return {
+            "inbox_peak": self._inbox.peak,
+            "undelivered": self._metrics.num_undelivered,
+        }
 
     def open(
         self, handle: Handle, joined: PeerEvent, lost: PeerEvent, left: PeerEvent = _unheard

@@ -59,6 +59,10 @@ class MeshMetrics:
         )
         self._lag = lag.labels(identity.service, identity.name)
 
+    @property
+    def num_undelivered(self) -> float:
+        return self.registry.get_sample_value("headrace_mesh_undelivered_total") or 0.0
+
     def hop(self, peer: ServiceName, sent: int) -> None:
         """A message arrived that was sent at this monotonic time, ns."""
         seconds = (time.monotonic_ns() - sent) / 1e9

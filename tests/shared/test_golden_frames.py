@@ -21,6 +21,7 @@ from shared.messages import (
     EnteringSequence,
     Failed,
     Failure,
+    Figure,
     Finished,
     Generate,
     Gone,
@@ -38,6 +39,9 @@ from shared.messages import (
     Register,
     Reopen,
     Route,
+    Status,
+    StatusReply,
+    StatusRequest,
     StepResult,
     Submit,
     TokenDetails,
@@ -45,7 +49,7 @@ from shared.messages import (
     TraceRequest,
 )
 from shared.sampling import Grammar, GrammarKind, LogitBias, SamplingParams
-from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName, int32s
+from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName, State, int32s
 
 SENDER = Identity(ServiceName.SCHEDULER, "scheduler.1", Incarnation(2**62 + 5))
 SENT = 123_456_789  # ns
@@ -165,6 +169,8 @@ MESSAGES: list[Message] = [
     Reopen(ID, "detokenizer.1"),
     Gone(ID),
     Leaving(),
+    StatusRequest(ID),
+    StatusReply(ID, Status(State.LEAVING, "host", 71, 2.5, [Figure("running", 3.0)])),
 ]
 GOLDEN = {
     "Generate": (
@@ -295,6 +301,14 @@ GOLDEN = {
         "a57265712d31"
     ),
     "Leaving": "97071ba97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1590",
+    "StatusRequest": (
+        "97071ca97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1591a5"
+        "7265712d31"
+    ),
+    "StatusReply": (
+        "97071da97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1592a5"
+        "7265712d319502a4686f737447cb40040000000000009192a772756e6e696e67cb4008000000000000"
+    ),
 }
 CHANGED = "the wire format changed: raise VERSION in shared/codec.py and put the new bytes here"
 
