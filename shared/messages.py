@@ -10,7 +10,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 
 from shared.sampling import SamplingParams
-from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId
+from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId, int32s
 
 FLOAT_BYTES = 4
 
@@ -341,9 +341,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """scheduler -> detokenizer: an executor was lost; submit all again that you have of me."""
+    """scheduler -> detokenizer: an executor was lost; submit again what you have of me.
+
+    But not what ran elsewhere: `spared`.
+    """
 
     number: int  # which loss
+    spared: Int32s = field(default_factory=int32s)  # handles
 
 
 @dataclass(frozen=True, slots=True)
