@@ -9,8 +9,9 @@ ARG BASE_IMAGE=python:3.11-slim
 FROM ${BASE_IMAGE} AS packages
 COPY pyproject.toml ./
 RUN python3 -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-lists = {"core": project["dependencies"], **project["optional-dependencies"]}; \
-[print(*lists[name], sep="\n", file=open(f"/{name}.txt", "w")) for name in ("core", "executor")]'
+extra = project["optional-dependencies"]; \
+lists = {"core": project["dependencies"] + extra["otel"], "executor": extra["executor"]}; \
+[print(*words, sep="\n", file=open(f"/{name}.txt", "w")) for name, words in lists.items()]'
 
 FROM ${BASE_IMAGE} AS core-packages
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/venv/bin:$PATH

@@ -12,8 +12,10 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.types import ServiceName
@@ -27,17 +29,40 @@ class ServeFailed(Exception):
     """The server did not start; the text is the end of its log."""
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    launcher: psutil.Process
+
+    def cpu_seconds(self) -> dict[ServiceName, list[float]]:
+        """CPU time of each service's instances, in the order of their numbers."""
+        found: dict[ServiceName, dict[int, float]] = {}
+        for child in self.launcher.children():
+            service, index = child.cmdline()[0].removeprefix("headrace: ").split()
+            # The kernel's own clock of the process: psutil counts in hundredths of a second.
+            clock = time.clock_gettime(~child.pid << 3 | 2)
+            found.setdefault(ServiceName(service), {})[int(index)] = clock
+        return {name: [of[number] for number in sorted(of)] for name, of in found.items()}
+
+
 @contextmanager
 def serving(*words: str, program: Sequence[str] = SERVE) -> Iterator[str]:
     """Serve on a free port with these arguments; yields the base URL. Raises ServeFailed.
 
     program: what Python runs instead of `headrace serve`.
     """
+    with started(*words, program=program) as server:
+        yield server.url
+
+
+@contextmanager
+def started(*words: str, program: Sequence[str] = SERVE) -> Iterator[Server]:
+    """The same, with what its processes take."""
     command = [sys.executable, "-P", *program, *words, "--port", "0"]
     with tempfile.TemporaryFile("w+b") as log:
         process = subprocess.Popen(command, stderr=log, cwd=ROOT, start_new_session=True)
         try:
-            yield _wait_ready(process, log.fileno())
+            yield Server(_wait_ready(process, log.fileno()), psutil.Process(process.pid))
         finally:
             process.terminate()
             try:

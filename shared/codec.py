@@ -147,8 +147,9 @@ def _union_codec(options: tuple[Any, ...]) -> tuple[Convert, Convert]:
 def _dataclass_codec(kind: type) -> tuple[Convert, Convert]:
     hints = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
-    encoders, decoders = zip(*(_codec_of(hints[name]) for name in names), strict=True)
-    getters = list(zip(names, encoders, strict=True))
+    codecs = [_codec_of(hints[name]) for name in names]
+    getters = [(name, encode) for name, (encode, _) in zip(names, codecs, strict=True)]
+    decoders = [decode for _, decode in codecs]
 
     def to_wire(value: Any) -> list[Any]:
         return [convert(getattr(value, name)) for name, convert in getters]

@@ -389,6 +389,14 @@ class Credit:
     waiting: int
 
 
+# --- the mesh itself -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """everyone -> everyone it talks to: give me nothing new, I end when I have done what I have."""
+
+
 # --- questions and answers -----------------------------------------------------------------------
 
 
@@ -485,6 +493,7 @@ Message = (
     | Register
     | Reopen
     | Gone
+    | Leaving
 )
 
 # The wire's tags. Append only: a tag is never used again for another message.
@@ -515,4 +524,5 @@ REGISTRY: dict[int, type[Message]] = {
     24: Register,
     25: Reopen,
     26: Gone,
+    27: Leaving,
 }

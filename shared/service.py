@@ -25,9 +25,11 @@ from shared.pulse import PULSE_VARIABLE, Pulse
 from shared.settings import BadSetting, Settings, parse_settings
 from shared.trace import NONE, Trace, pack
 from shared.types import ServiceName
+from shared.watchdog import Watchdog
 
 LIFELINE_VARIABLE = "HEADRACE_LIFELINE_FD"  # a pipe whose other end the launcher holds
 DRAIN_CHECK_SECONDS = 0.05  # only while draining
+QUIET_SECONDS = 0.25  # without work, until what was sent before we were known to leave has come
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -70,6 +72,9 @@ class Service:
     def peer_joined(self, service: ServiceName, name: str) -> None:
         """A link to this instance is up."""
 
+    def peer_leaving(self, service: ServiceName, name: str) -> None:
+        """This instance takes nothing new: `mesh.peers` is without it, `mesh.present` is not."""
+
     def peer_lost(self, service: ServiceName, name: str) -> None:
         """The link to this instance broke; what was queued for it is gone."""
 
@@ -103,7 +108,7 @@ class Service:
 
     async def run(self) -> int:
         """Live until a signal or a fault; returns the exit code."""
-        self.mesh.open(self._on_message, self._on_joined, self._on_lost)
+        self.mesh.open(self._on_message, self._on_joined, self._on_lost, self._on_leaving)
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         self.spawn(self.mesh.discover(), name="discover")
         self.spawn(self._start(), name="start")
@@ -140,6 +145,9 @@ class Service:
 
     def _on_joined(self, service: ServiceName, name: str) -> None:
         self._guarded(self.peer_joined, service, name)
+
+    def _on_leaving(self, service: ServiceName, name: str) -> None:
+        self._guarded(self.peer_leaving, service, name)
 
     def _on_lost(self, service: ServiceName, name: str) -> None:
         self._guarded(self.peer_lost, service, name)
@@ -195,14 +203,18 @@ class Service:
         for again in (signal.SIGTERM, signal.SIGINT):  # the second one ends it at once
             loop.add_signal_handler(again, self._end, 128 + again)
         self.log.info("draining", signal=number.name)
+        self.mesh.withdraw()
         self.drain()
         self.spawn(self._drain_and_end(), name="drain")
 
     async def _drain_and_end(self) -> None:
         loop = asyncio.get_running_loop()
-        limit = loop.time() + self.settings.drain_timeout
-        while self.busy and loop.time() < limit:  # noqa: ASYNC110 - `busy` is derived, not an event
-            await asyncio.sleep(DRAIN_CHECK_SECONDS)
+        busy_at = loop.time()
+        limit = busy_at + self.settings.drain_timeout
+        while loop.time() < min(limit, busy_at + QUIET_SECONDS):
+            await asyncio.sleep(DRAIN_CHECK_SECONDS)  # `busy` is derived, not an event
+            if self.busy:
+                busy_at = loop.time()
         self._end(0)
 
     def _orphaned(self) -> None:
@@ -219,7 +231,10 @@ async def _serve(kind: type[Service], settings: Settings) -> int:
     address = MeshAddress.from_settings(kind.service, settings)
     mesh = Mesh(kind.service, address, kind.talks_to)
     try:
-        return await kind(settings, mesh).run()
+        service = kind(settings, mesh)
+        if PULSE_VARIABLE not in os.environ:  # no launcher would notice
+            Watchdog(settings.hang_timeout, settings.iteration_timeout, service.count)
+        return await service.run()
     except zmq.ZMQError as error:
         raise BadSetting(f"cannot bind {address.bind}: {error}") from error
 

@@ -228,13 +228,13 @@ class Settings:
     hang_timeout: float = _setting(
         20.0,
         "seconds without a sign of life after which a process is killed; 0: never",
-        LAUNCHER,
+        *EVERY,
         at_least=0,
     )
     iteration_timeout: float = _setting(
         300.0,
         "seconds that one iteration may take before its executor is killed; 0: no limit",
-        LAUNCHER,
+        MODEL_EXECUTOR,
         at_least=0,
     )
     gateways: int = _setting(1, "gateway processes", LAUNCHER, at_least=1)

@@ -27,6 +27,8 @@ class Link(Protocol):
 
     def peers(self, service: ServiceName) -> Names[str]: ...
 
+    def present(self, service: ServiceName) -> Names[str]: ...
+
 
 class Stage(IntEnum):
     HELD = 0  # the first sample of its prompt goes first, alone: a bad prompt is refused once

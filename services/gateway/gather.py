@@ -63,7 +63,7 @@ class Gatherer:
         asked = self._open[request_id] = _Round()
         try:
             for service in ServiceName:
-                for name in self._link.peers(service):
+                for name in self._link.present(service):
                     if self._link.send(service, name, question(request_id)):
                         asked.awaited.add((service, name))
             if asked.awaited:

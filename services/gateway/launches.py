@@ -12,6 +12,7 @@ from shared.messages import Abort, Failure, Generate, Route
 from shared.types import RequestId, ServiceName
 from shared.undelivered import Undelivered
 
+NEEDED = (ServiceName.TOKENIZER, ServiceName.SCHEDULER, ServiceName.DETOKENIZER)
 WAIT_SECONDS = 30.0  # for a missing service to come back, before the request fails
 
 
@@ -29,30 +30,30 @@ class Launches:
         self._link = link
         self._outstanding = outstanding
         self._fail = fail  # what waited too long
-        self._waiting: dict[Sequence, asyncio.TimerHandle] = {}
+        self._waiting: dict[Sequence, asyncio.TimerHandle | None] = {}
         self._undelivered = Undelivered()  # to instances that we are not linked to yet
 
     def launch(self, sequence: Sequence) -> None:
         """Send it to the tokenizer with the least to do, now or when that is possible."""
         if not self._send(sequence) and sequence not in self._waiting:
             sequence.stage = Stage.WAITING
-            loop = asyncio.get_running_loop()
-            self._waiting[sequence] = loop.call_later(WAIT_SECONDS, self._give_up, sequence)
+            self._waiting[sequence] = None
+            self._lose_patience()
 
     def joined(self, service: ServiceName, name: str) -> None:
         for message in self._undelivered.claim(service, name):
             self._link.send(service, name, message)
         for sequence in list(self._waiting):
             if self._send(sequence):
-                self._waiting.pop(sequence).cancel()
+                self._wait_no_more(sequence)
 
     def lost(self, service: ServiceName, name: str) -> None:
         self._undelivered.claim(service, name)
+        self._lose_patience()
 
     def withdraw(self, sequence: Sequence) -> None:
         """It has ended, or is to be launched anew: it waits no more, and is nobody's work."""
-        if (timer := self._waiting.pop(sequence, None)) is not None:
-            timer.cancel()
+        self._wait_no_more(sequence)
         self.arrived(sequence)
 
     def arrived(self, sequence: Sequence) -> None:
@@ -82,7 +83,7 @@ class Launches:
                 self._undelivered.keep(service, name, abort)
 
     def _tell_all(self, service: ServiceName, abort: Abort) -> None:
-        for name in self._link.peers(service):
+        for name in self._link.present(service):
             self._link.send(service, name, abort)
 
     def _send(self, sequence: Sequence) -> bool:
@@ -110,6 +111,19 @@ class Launches:
                 return True
             tokenizers.remove(tokenizer)
         return False
+
+    def _lose_patience(self) -> None:
+        """From when a service is missing; one that only leaves has to end first."""
+        if all(self._link.present(service) for service in NEEDED):
+            return
+        loop = asyncio.get_running_loop()
+        for sequence, timer in self._waiting.items():
+            if timer is None:
+                self._waiting[sequence] = loop.call_later(WAIT_SECONDS, self._give_up, sequence)
+
+    def _wait_no_more(self, sequence: Sequence) -> None:
+        if (timer := self._waiting.pop(sequence, None)) is not None:
+            timer.cancel()
 
     def _give_up(self, sequence: Sequence) -> None:
         del self._waiting[sequence]

@@ -73,7 +73,7 @@ class Parts:
 
     def take_off(self, request: GenerationRequest, arrived: float) -> Flight:
         """Admit a request and send it into the mesh; raises ApiError."""
-        schedulers = self.link.peers(ServiceName.SCHEDULER)
+        schedulers = self.link.present(ServiceName.SCHEDULER)
         absent = self.readiness.absent
         self.admission.check(request.size, len(self.flights), schedulers, absent)
         return self.flights.start(request, arrived)

@@ -14,13 +14,21 @@ class Outstanding:
 
     def __init__(self) -> None:
         self._work: dict[str, int] = {}
+        self._turns: dict[str, int] = {}  # when each got work last, as a number of its turn
+        self._turn = 0
 
     def choose(self, names: Sequence[str]) -> str | None:
-        """The one with the least to do."""
-        return min(names, key=lambda name: self._work.get(name, 0), default=None)
+        """The one with the least to do; among equals, as when all are idle, they take turns."""
+        return min(
+            names,
+            key=lambda name: (self._work.get(name, 0), self._turns.get(name, 0)),
+            default=None,
+        )
 
     def add(self, name: str, work: int) -> None:
         self._work[name] = self._work.get(name, 0) + work
+        self._turn += 1
+        self._turns[name] = self._turn
 
     def done(self, name: str, work: int) -> None:
         left = self._work.get(name, 0) - work
@@ -32,6 +40,7 @@ class Outstanding:
     def forget(self, name: str) -> None:
         """A new life of this instance starts with nothing."""
         self._work.pop(name, None)
+        self._turns.pop(name, None)
 
 
 def work_of(prompt: Prompt) -> int:

@@ -180,12 +180,12 @@ class GatewayService(Service):
         return certificate.context
 
     def _mesh_changed(self) -> None:
-        schedulers = self.mesh.peers(ServiceName.SCHEDULER)
+        schedulers = self.mesh.present(ServiceName.SCHEDULER)
         self._admission.changed(schedulers, self._readiness.absent)
         self._prober.consider()
 
     def _may_probe(self) -> bool:
-        schedulers = self.mesh.peers(ServiceName.SCHEDULER)
+        schedulers = self.mesh.present(ServiceName.SCHEDULER)
         return self._readiness.whole and self._admission.capacity(schedulers) > 0
 
     def _parts(self, model: ModelInfo) -> Parts:

@@ -18,6 +18,8 @@ class Link(Protocol):
 
     def peers(self, service: ServiceName) -> Names[str]: ...
 
+    def present(self, service: ServiceName) -> Names[str]: ...
+
 
 class Openings:
     """Sends `Open` for all that was not opened, as soon as somebody can be told."""
@@ -31,24 +33,24 @@ class Openings:
         """Whether somebody waits for a detokenizer that is not there."""
         if not self._core.unopened:
             return False
-        names = self._link.peers(ServiceName.DETOKENIZER)
-        return any(self._choose(one, names) is None for one in self._core.unopened.values())
+        return any(self._choose(one) is None for one in self._core.unopened.values())
 
     def catch_up(self) -> None:
         """Open what can be opened by now: that is, all whose tokens are all known."""
         if not self._core.unopened:
             return
-        names = self._link.peers(ServiceName.DETOKENIZER)
         for sequence in list(self._core.unopened.values()):
-            name = self._choose(sequence, names)
+            name = self._choose(sequence)
             if name is not None and sequence.settled:
                 self._open(sequence, name)
 
-    def _choose(self, sequence: Sequence, names: Names[str]) -> str | None:
+    def _choose(self, sequence: Sequence) -> str | None:
         """The detokenizer of its route; another only if it was lost: else it may have a journal."""
         routed = sequence.route.detokenizer
-        if routed in names or not sequence.retold:
-            return routed if routed in names else None
+        there = routed in self._link.present(ServiceName.DETOKENIZER)
+        if there or not sequence.retold:
+            return routed if there else None
+        names = self._link.peers(ServiceName.DETOKENIZER)
         return names[sequence.handle % len(names)] if names else None
 
     def _open(self, sequence: Sequence, name: str) -> None:

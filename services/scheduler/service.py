@@ -44,7 +44,7 @@ class SchedulerService(Service):
     """One scheduler, and all executors that announce themselves to it."""
 
     service = ServiceName.SCHEDULER
-    talks_to = frozenset({ServiceName.MODEL_EXECUTOR, ServiceName.DETOKENIZER, ServiceName.GATEWAY})
+    talks_to = frozenset(ServiceName) - {ServiceName.SCHEDULER}
 
     def __init__(self, settings: Settings, mesh: Mesh) -> None:
         super().__init__(settings, mesh)
@@ -105,7 +105,7 @@ class SchedulerService(Service):
             for sequence in dropped:
                 abort = Abort(sequence.request_id, "the gateway was lost")
                 self.mesh.send(ServiceName.DETOKENIZER, sequence.route.detokenizer, abort)
-        elif moved := self._core.detokenizer_lost(name):
+        elif service is ServiceName.DETOKENIZER and (moved := self._core.detokenizer_lost(name)):
             self._recoveries.labels(service).inc()
             self.log.warning(
                 "detokenizer lost, its requests go to another", detokenizer=name, requests=moved

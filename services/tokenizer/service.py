@@ -166,8 +166,12 @@ class TokenizerService(Service):
                 self._refuse(job, NO_SCHEDULER)
 
     def _choose(self) -> str | None:
-        """The scheduler for a request."""
-        return next(iter(self.mesh.peers(ServiceName.SCHEDULER)), None)
+        """The scheduler for a request; the last one takes it even if it leaves.
+
+        For the gateways send nothing more then: what comes was on its way.
+        """
+        service = ServiceName.SCHEDULER
+        return next(iter(self.mesh.peers(service) or self.mesh.present(service)), None)
 
     def _refuse(self, job: Job, failure: Failure) -> None:
         self._answered.labels("refused").inc()

@@ -17,7 +17,7 @@ from shared.mesh.inbox import Inbox
 from shared.mesh.metrics import MeshMetrics
 from shared.mesh.peer import Peer
 from shared.mesh.resolver import MeshAddress
-from shared.messages import Message
+from shared.messages import Leaving, Message
 from shared.types import Incarnation, ServiceName
 
 LOOK_AGAIN_SECONDS = 0.05  # after a peer joined or was lost; doubles up to the maximum
@@ -27,8 +27,15 @@ Handle = Callable[[Message, Identity], None]
 PeerEvent = Callable[[ServiceName, str], None]
 
 
+def _unheard(service: ServiceName, name: str) -> None:
+    """Nobody wants to be told."""
+
+
 class Mesh:
-    """Sends never block; what arrives, joins or is lost is told by the callbacks of `open`."""
+    """Sends never block; what arrives, joins, leaves or is lost is told by the callbacks of `open`.
+
+    Whoever leaves is still there: what was begun with it goes on, until it is lost.
+    """
 
     def __init__(
         self,
@@ -39,6 +46,7 @@ class Mesh:
         self.identity = Identity(service, address.name, Incarnation(secrets.randbits(63)))
         self._address = address
         self._peers: dict[ServiceName, dict[str, Peer]] = {other: {} for other in talks_to}
+        self._leaving = False
         self._look_now = asyncio.Event()
         self._log = structlog.get_logger("mesh")
         self._metrics = MeshMetrics(self.identity)
@@ -47,9 +55,11 @@ class Mesh:
     def registry(self) -> CollectorRegistry:
         return self._metrics.registry
 
-    def open(self, handle: Handle, joined: PeerEvent, lost: PeerEvent) -> None:
+    def open(
+        self, handle: Handle, joined: PeerEvent, lost: PeerEvent, left: PeerEvent = _unheard
+    ) -> None:
         """Bind the inbox; raises zmq.ZMQError if the address is taken."""
-        self._handle, self._joined, self._lost = handle, joined, lost
+        self._handle, self._joined, self._lost, self._left = handle, joined, lost, left
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
             keys = self._address.keys
@@ -60,6 +70,12 @@ class Mesh:
         except zmq.ZMQError:
             self._context.destroy(linger=0)
             raise
+
+    def withdraw(self) -> None:
+        """Have all who are or will be linked to us choose others for what is new."""
+        self._leaving = True
+        for service in self._peers:
+            self.broadcast(service, Leaving())
 
     def close(self) -> None:
         """Leave the mesh; only after `open`."""
@@ -78,7 +94,12 @@ class Mesh:
         self._address.abandon()
 
     def peers(self, service: ServiceName) -> list[str]:
-        """Names of the live instances, sorted."""
+        """Names of the instances that can be given something new, sorted."""
+        peers = self._peers[service].items()
+        return sorted(name for name, peer in peers if peer.live and not peer.leaving)
+
+    def present(self, service: ServiceName) -> list[str]:
+        """Names of all live instances, those that leave among them, sorted."""
         return sorted(name for name, peer in self._peers[service].items() if peer.live)
 
     def send(self, service: ServiceName, name: str, message: Message) -> bool:
@@ -88,7 +109,7 @@ class Mesh:
     def broadcast(self, service: ServiceName, message: Message) -> None:
         """Queue a message for every live instance of a service."""
         frame = encode(message, self.identity, time.monotonic_ns())
-        for name in self.peers(service):
+        for name in self.present(service):
             self._push(service, name, frame)
 
     async def discover(self) -> None:
@@ -120,7 +141,10 @@ class Mesh:
         def on_joined() -> None:
             self._log.debug("peer joined", peer=name)
             self._look_now.set()
+            if self._leaving:
+                self.send(service, name, Leaving())
             self._joined(service, name)
+            self._tell_leaving(service, name)
 
         def on_ended(had_joined: bool) -> None:
             if had_joined:
@@ -149,6 +173,20 @@ class Mesh:
         else:
             self._lose(sender.service, sender.name, "restarted")
 
+    def _note_leaving(self, sender: Identity) -> None:
+        """Its next life is another peer, and does not leave."""
+        peer = self._peers.get(sender.service, {}).get(sender.name)
+        if peer is not None and not peer.leaving:
+            self._log.info("peer leaves", peer=sender.name)
+            peer.leaving = True
+            self._tell_leaving(sender.service, sender.name)
+
+    def _tell_leaving(self, service: ServiceName, name: str) -> None:
+        """Of a peer that has joined: it may have said so before we were linked to it."""
+        peer = self._peers[service].get(name)
+        if peer is not None and peer.live and peer.leaving:
+            self._left(service, name)
+
     def _push(self, service: ServiceName, name: str, frame: bytes) -> bool:
         peer = self._peers.get(service, {}).get(name)
         if len(frame) > MAX_FRAME_BYTES:  # its inbox would break the link
@@ -173,4 +211,7 @@ class Mesh:
             return
         self._metrics.hop(sender.service, sent)
         self._note_life(sender)
-        self._handle(message, sender)
+        if isinstance(message, Leaving):
+            self._note_leaving(sender)
+        else:
+            self._handle(message, sender)

@@ -33,6 +33,7 @@ class Peer:
         keys: MeshKeys | None = None,
     ) -> None:
         self.live = False
+        self.leaving = False  # it has said so
         self.incarnation: Incarnation | None = None  # who speaks under its name, once it has
         self._on_joined = on_joined
         self._on_ended = on_ended

@@ -87,6 +87,9 @@ class SimulatedMesh:
             if link.target.mesh.identity.service is service
         )
 
+    def present(self, service: ServiceName) -> list[str]:
+        return self.peers(service)
+
     def send(self, service: ServiceName, name: str, message: Message) -> bool:
         link = self.links.get(name)
         if link is None:

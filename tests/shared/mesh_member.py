@@ -26,7 +26,7 @@ class Member:
         self.mesh = Mesh(service, address, talks_to)
         self.service = service
         self.name = self.mesh.identity.name
-        self.events: list[tuple[str, str]] = []  # ("joined" or "lost", name)
+        self.events: list[tuple[str, str]] = []  # ("joined", "lost" or "leaving", name)
         self.heard: list[str] = []  # the texts, in order
         self.senders: set[Identity] = set()
         self.answers: list[Message] = []  # all that is no text
@@ -50,6 +50,7 @@ class Member:
             self._hear,
             lambda service, name: self.events.append(("joined", name)),
             lambda service, name: self.events.append(("lost", name)),
+            lambda service, name: self.events.append(("leaving", name)),
         )
         discovery = asyncio.create_task(self.mesh.discover())
         try:

@@ -24,6 +24,7 @@ from shared.messages import (
     Finished,
     Generate,
     Gone,
+    Leaving,
     Logprobs,
     Message,
     MetricsReply,
@@ -162,6 +163,7 @@ MESSAGES: list[Message] = [
     Register("link lost"),
     Reopen(ID, "detokenizer.1"),
     Gone(ID),
+    Leaving(),
 ]
 GOLDEN = {
     "Generate": (
@@ -292,6 +294,7 @@ GOLDEN = {
         "97071aa97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1591"
         "a57265712d31"
     ),
+    "Leaving": "97071ba97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1590",
 }
 CHANGED = "the wire format changed: raise VERSION in shared/codec.py and put the new bytes here"
 

@@ -119,7 +119,7 @@ def errors_of(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [line for line in log if line["level"] == "error"]
 
 
-async def test_an_idle_service_ends_at_once(start: Start) -> None:
+async def test_an_idle_service_ends_soon(start: Start) -> None:
     async with start() as tiny:
         await tiny.linked()
         assert start.socket.exists()
@@ -139,6 +139,18 @@ async def test_a_busy_service_finishes_its_work_first(start: Start) -> None:
         for _ in range(3):
             await tiny.obeys("still there")
         tiny.tell("free")
+        assert (await tiny.end())[0] == 0
+
+
+async def test_a_service_that_drains_is_given_nothing_new_and_does_what_comes(start: Start) -> None:
+    async with start() as tiny:
+        await tiny.linked()
+        await tiny.obeys("busy")
+        await tiny.drains(signal.SIGTERM)
+        assert ("leaving", NAME) in tiny.gateway.events
+        assert tiny.gateway.mesh.peers(TOKENIZER) == []
+        tiny.tell("free", "what was on its way")
+        await until(lambda: "what was on its way" in tiny.gateway.heard)
         assert (await tiny.end())[0] == 0
 
 

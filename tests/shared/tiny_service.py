@@ -60,8 +60,7 @@ class TinyService(Service):
         return self._busy
 
     def drain(self) -> None:
-        for name in self.mesh.peers(ServiceName.GATEWAY):
-            self.mesh.send(ServiceName.GATEWAY, name, Abort(RequestId("draining"), ""))
+        self.mesh.broadcast(ServiceName.GATEWAY, Abort(RequestId("draining"), ""))
 
     def handle(self, message: Message, sender: Identity) -> None:
         assert isinstance(message, Abort)

@@ -84,7 +84,20 @@ def test_the_least_loaded_tokenizer_is_chosen(sent: list[tuple[str, int]]) -> No
     assert work[chosen] == min(work.values())
     for name, amount in sent:
         outstanding.done(name, amount)
-    assert outstanding.choose(["c", "b"]) == "c"
+    last = {name: place for place, (name, _) in enumerate(sent)}
+    assert outstanding.choose(["c", "b"]) == min("cb", key=lambda name: last.get(name, -1))
+
+
+def test_idle_tokenizers_take_turns() -> None:
+    outstanding, names = Outstanding(), ["a", "b", "c"]
+    chosen = []
+    for _ in range(6):
+        name = outstanding.choose(names)
+        assert name is not None
+        chosen.append(name)
+        outstanding.add(name, 3)
+        outstanding.done(name, 3)
+    assert chosen == [*names, *names]
 
 
 def test_a_new_life_of_a_tokenizer_has_nothing_to_do() -> None:

@@ -20,7 +20,13 @@ from structlog.testing import capture_logs
 
 from shared.messages import Abort, Admitted, Generate
 from shared.types import FinishReason
-from tests.services.gateway.scripted_mesh import PATIENCE, ScriptedMesh, background, wait_ready
+from tests.services.gateway.scripted_mesh import (
+    PATIENCE,
+    ScriptedMesh,
+    background,
+    until,
+    wait_ready,
+)
 
 PATH = "/v1/completions"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -99,8 +105,11 @@ async def test_a_request_and_its_phases(
         body = {"prompt": "hi", "max_tokens": 2, "temperature": 0.5, "stream": True}
         async with background(client.post(PATH, json=body, headers=TRACED)) as answering:
             request = await mesh.tokenizer.hear(Generate)
+            (sequence,) = mesh.gateways[0]._flights._sequences.values()
             mesh.accept(request)
+            await until(lambda: sequence.flight.accepted_at is not None)
             mesh.scheduler.tell(Admitted(request.request_id, 2))
+            await until(lambda: sequence.flight.admitted_at is not None)
             mesh.delta(request, "one")
             mesh.delta(request, " two", FinishReason.LENGTH)
             assert (await answering).status_code == 200

@@ -14,6 +14,7 @@ from shared.messages import (
     Admitted,
     Announce,
     Credit,
+    Failed,
     Message,
     Plan,
     Recall,
@@ -23,7 +24,7 @@ from shared.messages import (
     Submit,
 )
 from shared.types import ServiceName
-from tests.services.scheduler.core_bench import CAPACITY
+from tests.services.scheduler.core_bench import CAPACITY, submit
 from tests.services.scheduler.strict_executor import StrictExecutor
 
 if TYPE_CHECKING:
@@ -70,11 +71,11 @@ class Scene:
         while gone.name in self.scheduler.mesh.peers(service):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
-    async def announce(self, capacity: Announce = CAPACITY) -> None:
+    async def announce(self, capacity: Announce = CAPACITY) -> Credit:
         """The executor presents itself, with nothing in its slots."""
         self.executor = StrictExecutor(capacity)
         self.say(EXECUTOR, capacity)
-        await self.credit(max_num_seqs=capacity.max_num_seqs)
+        return await self.credit(max_num_seqs=capacity.max_num_seqs)
 
     def say(self, who: ServiceName, *messages: Message) -> None:
         self.at[who].say(SCHEDULER, *messages)
@@ -91,6 +92,11 @@ class Scene:
         """The executor was lost: the detokenizer submits what it has."""
         recall = await self.hear(DETOKENIZER, Recall)
         self.say(DETOKENIZER, *journals, Recalled(recall.number))
+
+    async def caught_up(self) -> None:
+        """The scheduler has taken in all that the detokenizer said, and has told it of all that."""
+        self.say(DETOKENIZER, replace(submit("far too long", 5, 10_000), output_tokens=0))
+        assert (await self.hear(DETOKENIZER, Failed)).request_id == "far too long"
 
     async def credit(self, **wanted: int) -> Credit:
         """The first credit that says so."""

@@ -17,8 +17,6 @@ from shared.messages import (
     Abort,
     Failed,
     Gone,
-    MetricsReply,
-    MetricsRequest,
     Open,
     Plan,
     Recall,
@@ -30,6 +28,7 @@ from shared.messages import (
     Submit,
 )
 from shared.types import Handle, Incarnation, RequestId
+from tests.conftest import until
 from tests.services.scheduler.core_bench import CAPACITY, ROUTE, ran, submit
 from tests.services.scheduler.scheduler_scene import (
     DETOKENIZER,
@@ -94,14 +93,14 @@ async def test_nothing_runs_before_the_detokenizer_has_answered(stations: Statio
     request = submit("a", 5, 8)
     scene = await under_way(stations, 3, request)
     await scene.lose(EXECUTOR)
-    await next_executor(scene)
-    scene.say(EXECUTOR, MetricsRequest(RequestId("m")))
-    await scene.hear(EXECUTOR, MetricsReply)  # and no plan before it
-    scene.say(DETOKENIZER, ran(request, 3), MetricsRequest(RequestId("m")))
-    await scene.at[DETOKENIZER].next(Recall)
-    await scene.hear(DETOKENIZER, MetricsReply)
-    scene.say(EXECUTOR, MetricsRequest(RequestId("m")))
-    await scene.hear(EXECUTOR, MetricsReply)  # nor now: others may be missing
+    await scene.credit(max_num_seqs=0)
+    await scene.place(EXECUTOR)
+    credit = await scene.announce()
+    assert (credit.running, credit.waiting) == (0, 1)
+    await scene.hear(DETOKENIZER, Recall)
+    scene.say(DETOKENIZER, ran(request, 3))
+    await scene.caught_up()
+    assert scene.scheduler._core.num_running == 0  # others may be missing
     scene.say(DETOKENIZER, Recalled(1))
     assert await entered(scene) == [8]
     await scene.finish(1)
@@ -148,9 +147,10 @@ async def test_an_abort_while_recalled(stations: Stations) -> None:
     await scene.lose(EXECUTOR)
     scene.say(GATEWAY, Abort(A, "left"))
     await scene.credit(max_num_seqs=0, waiting=0)
+    await scene.place(EXECUTOR)
+    await scene.announce()
     await scene.recalled(ran(request, 3))
-    scene.say(DETOKENIZER, MetricsRequest(RequestId("m")))
-    await scene.hear(DETOKENIZER, MetricsReply)  # and no `Open` before it
+    await scene.caught_up()  # and no `Open` before it
     assert not scene.scheduler.busy
 
 
@@ -200,8 +200,7 @@ async def test_an_executor_of_another_model_is_refused(stations: Stations) -> No
     await scene.place(EXECUTOR)
     with capture_logs() as logs:
         scene.say(EXECUTOR, replace(CAPACITY, fingerprint="another"))
-        scene.say(EXECUTOR, MetricsRequest(RequestId("m")))
-        await scene.hear(EXECUTOR, MetricsReply)
+        await until(lambda: any(log["log_level"] == "error" for log in logs))
     (error,) = [log for log in logs if log["log_level"] == "error"]
     assert "another" in error["reason"] and CAPACITY.fingerprint in error["reason"]
     scene.say(TOKENIZER, submit("a"))
@@ -228,8 +227,8 @@ async def test_a_second_executor_that_left_is_forgotten(stations: Stations) -> N
     standby = await stations.station(EXECUTOR, index=1)
     await stations.linked(standby, scene.scheduler)
     await standby.next(Register)
-    standby.say(SCHEDULER, CAPACITY, MetricsRequest(RequestId("m")))
-    await standby.next(MetricsReply)
+    standby.say(SCHEDULER, CAPACITY)
+    await until(lambda: standby.name in scene.scheduler._candidates)
     await stations.leave(standby)
     next_life = await stations.station(EXECUTOR, index=1)  # which is not ready yet
     await stations.linked(next_life, scene.scheduler)
@@ -357,9 +356,10 @@ async def test_what_is_told_of_tokens_is_computed_again(stations: Stations) -> N
 
 async def test_requests_wait_for_a_detokenizer(stations: Stations) -> None:
     scene = await under_way(stations, 2, submit("a", 5, 8))
+    plan = await scene.hear(EXECUTOR, Plan)
     await scene.lose(DETOKENIZER)
     await scene.credit(running=0, waiting=1)
-    await scene.iterate()
+    scene.say(EXECUTOR, scene.compute(plan))
     scene.say(TOKENIZER, submit("b"))
     await scene.credit(running=0, waiting=2)
     await scene.place(DETOKENIZER)
@@ -383,8 +383,7 @@ async def test_an_abort_while_set_aside(stations: Stations) -> None:
     scene.say(GATEWAY, Abort(A, "left"))
     await scene.credit(running=0, waiting=0)
     await scene.place(DETOKENIZER)
-    scene.say(DETOKENIZER, MetricsRequest(RequestId("m")))
-    await scene.hear(DETOKENIZER, MetricsReply)  # and no `Open` before it
+    await scene.caught_up()  # and no `Open` before it
     assert not scene.scheduler.busy
 
 
@@ -398,6 +397,7 @@ async def test_a_gateway_may_hear_first(stations: Stations) -> None:
     scene.say(EXECUTOR, scene.compute(plan))
     assert (await scene.hear(DETOKENIZER, Open)).output_tokens == 2
     await scene.finish(1)
+    await scene.credit(running=0, waiting=0)
     scene.say(GATEWAY, Reopen(A, ROUTE.detokenizer))
     assert await scene.hear(GATEWAY, Gone) == Gone(A)
 
@@ -425,6 +425,7 @@ async def test_what_ran_under_another_scheduler_goes_on(stations: Stations) -> N
     scene.say(TOKENIZER, submit("first", 5, 8), submit("refused"))
     assert (await scene.hear(GATEWAY, Refused)).request_id == "refused"
     scene.say(GATEWAY, Abort(RequestId("first"), "left"))
+    await scene.credit(waiting=0)
     elsewhere = replace(ran(submit("a", 5, 8), 3), route=Route("gateway.0", "detokenizer.1"))
     scene.say(TOKENIZER, elsewhere)
     await scene.credit(waiting=1)
