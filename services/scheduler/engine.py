@@ -42,6 +42,7 @@ class Engine:
         self.name = name
         self.capacity = capacity
         self.limits = Limits(capacity)
+        self.leaving = False  # it is given nobody new
         self.in_flight = InFlight()
         self.pace = Pace(options.max_decode_slowdown, capacity.max_num_batched_tokens)
         self.planner = Planner(
@@ -74,7 +75,7 @@ class Engine:
 
     def suits(self, sequence: Sequence) -> bool:
         """Whether it could be the one to run a sequence that waits, had it room."""
-        if sequence.held or not self.limits.hold(sequence):
+        if self.leaving or sequence.held or not self.limits.hold(sequence):
             return False
         # Of its own, those whose results are not all back keep their place, ahead of others.
         return sequence.settled or sequence.executor == self.name

@@ -23,6 +23,8 @@ class Link(Protocol):
 
     def peers(self, service: ServiceName) -> Names[str]: ...
 
+    def present(self, service: ServiceName) -> Names[str]: ...
+
 
 class Executors:
     """Of each name there is one life and one session at a time."""
@@ -53,7 +55,7 @@ class Executors:
         # It started anew, or dropped its state: either way nothing that ran there is left.
         self._let_go(executor.name)
         self._known[executor.name] = executor, capacity
-        if executor.name in self._link.peers(ServiceName.MODEL_EXECUTOR):
+        if executor.name in self._link.present(ServiceName.MODEL_EXECUTOR):
             self._take(executor.name)
 
     def joined(self, name: str) -> None:
@@ -61,6 +63,10 @@ class Executors:
             self._take(name)
         else:
             self._link.send(ServiceName.MODEL_EXECUTOR, name, Register("not known here"))
+
+    def leaves(self, name: str) -> None:
+        if (engine := self._core.fleet.get(name)) is not None:
+            engine.leaving = True
 
     def lost(self, name: str) -> None:
         self._known.pop(name, None)
@@ -73,6 +79,8 @@ class Executors:
         except ValueError as error:
             self._log.error("executor refused", executor=name, reason=str(error))
             return
+        if name not in self._link.peers(ServiceName.MODEL_EXECUTOR):
+            self.leaves(name)
         self._log.info("executor connected", executor=name, blocks=capacity.num_blocks)
         for sequence, failure in misfits:
             self._failed(sequence, failure)
@@ -89,6 +97,6 @@ class Executors:
         self._recoveries.labels(ServiceName.MODEL_EXECUTOR).inc()
         for sequence in self._core.disconnect(name):
             self._failed(sequence, POISON)
-        for detokenizer in self._link.peers(ServiceName.DETOKENIZER):
+        for detokenizer in self._link.present(ServiceName.DETOKENIZER):
             recall = Recall(self._core.recalls, self._core.spared(detokenizer))
             self._link.send(ServiceName.DETOKENIZER, detokenizer, recall)

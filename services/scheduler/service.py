@@ -97,6 +97,10 @@ class SchedulerService(Service):
             self._executors.joined(name)
         self._take_turn_soon()
 
+    def peer_leaving(self, service: ServiceName, name: str) -> None:
+        if service is ServiceName.MODEL_EXECUTOR:
+            self._executors.leaves(name)
+
     def peer_lost(self, service: ServiceName, name: str) -> None:
         if service is ServiceName.MODEL_EXECUTOR:
             self._executors.lost(name)

@@ -100,7 +100,7 @@ async def test_nothing_runs_before_the_detokenizer_has_answered(stations: Statio
     await scene.hear(DETOKENIZER, Recall)
     scene.say(DETOKENIZER, ran(request, 3))
     await scene.caught_up()
-    assert scene.scheduler._core.num_running == 0  # others may be missing
+    assert scene.scheduler._core.fleet.num_running == 0  # others may be missing
     scene.say(DETOKENIZER, Recalled(1))
     assert await entered(scene) == [8]
     await scene.finish(1)
@@ -228,7 +228,7 @@ async def test_a_second_executor_that_left_is_forgotten(stations: Stations) -> N
     await stations.linked(standby, scene.scheduler)
     await standby.next(Register)
     standby.say(SCHEDULER, CAPACITY)
-    await until(lambda: standby.name in scene.scheduler._candidates)
+    await until(lambda: standby.name in scene.scheduler._core.fleet.names)
     await stations.leave(standby)
     next_life = await stations.station(EXECUTOR, index=1)  # which is not ready yet
     await stations.linked(next_life, scene.scheduler)
