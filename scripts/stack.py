@@ -8,7 +8,8 @@ import socket
 import subprocess
 import tarfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -23,17 +24,17 @@ IN_MESH = {"executor": "model-executor"}  # whose name in compose is not the mes
 READY_SECONDS = 240
 
 
-def free_port() -> int:
+def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+        return str(server.getsockname()[1])
 
 
 class Stack:
     def __init__(self, docker: Docker) -> None:
         self.docker = docker
         port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        own = {"CORE_IMAGE": CORE, "EXECUTOR_IMAGE": EXECUTOR, "PORT": str(port)}
+        self.url = f"http://127.0.0.1:{port}"  # of the first gateway
+        own = {"CORE_IMAGE": CORE, "EXECUTOR_IMAGE": EXECUTOR, "PORT": port}
         self._env = docker.env | own | {"BASE_IMAGE": docker.base_image}
         self._compose = [*docker.compose_command(), "--project-name", PROJECT]
         self.scale: dict[str, int] = {}
@@ -60,6 +61,8 @@ class Stack:
 
     def up(self, **scale: int) -> None:
         """Start what is missing, end what is too much; services not named keep their number."""
+        if scale.get("gateway", 1) > self.scale.get("gateway", 1):
+            self._env["PORT"] = free_port()  # of the newcomer; the others keep theirs
         self.scale |= scale
         options = [f"--scale={service}={count}" for service, count in self.scale.items()]
         self.compose("up", "--detach", "--no-build", "--no-recreate", *options)
@@ -139,5 +142,17 @@ class Stack:
             "Docker starts the killed container again",
         )
 
-    def logs(self, service: str) -> str:
-        return self.compose("logs", "--no-color", service)
+    @contextmanager
+    def paused(self, container: str) -> Iterator[None]:
+        self.docker("pause", container)
+        try:
+            yield
+        finally:
+            self.docker("unpause", container)
+
+    def gateways(self) -> list[str]:
+        """Where each listens, the oldest first."""
+        found = [self.inspect(one) for one in self.containers("gateway").values()]
+        found.sort(key=lambda state: state["Created"])
+        ports = [state["NetworkSettings"]["Ports"]["8000/tcp"][0]["HostPort"] for state in found]
+        return [f"http://127.0.0.1:{port}" for port in ports]

@@ -1,31 +1,46 @@
 """Messages to frames and back: msgpack arrays, decoded strictly against the dataclasses' types.
 
 A frame is `[version, tag, service, name, incarnation, sent, [field, ...]]`. Nothing in a frame
-is trusted: any deviation raises `BadFrame`, and nothing else is ever raised by `decode`.
+is trusted: any deviation, from a type or from its bounds, raises `BadFrame`, and nothing else is
+ever raised by `decode`.
 """
 
 from __future__ import annotations
 
+import math
 import types
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
-from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
+from shared.bounds import INT32_MAX, AtMost, Within
 from shared.messages import REGISTRY, Message
-from shared.types import Incarnation, ServiceName, int32s_from_bytes, int32s_to_bytes
+from shared.types import (
+    Handle,
+    Incarnation,
+    RequestId,
+    ServiceName,
+    int32s_from_bytes,
+    int32s_to_bytes,
+)
 
 VERSION = 7
 MAX_FRAME_BYTES = 32 * 1024 * 1024  # a 4 MiB body of ids stays far below this
+MAX_ITEMS = 1 << 20  # in all lists of a frame: one byte of it can be 60 of memory
+MAX_NAME = 255  # characters
+
+# Of types of their own: as those of fields that are `Annotated`.
+BOUNDS: dict[Any, Within | AtMost] = {RequestId: AtMost(128), Handle: Within(0, INT32_MAX)}
 
 Convert = Callable[[Any], Any]
 
 
 class BadFrame(ValueError):
-    """A frame that is not a message of this mesh; the text says why."""
+    """A frame that is not a message of this mesh; the text says why, and quotes nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +65,7 @@ def decode(frame: bytes) -> tuple[Message, Identity, int]:
     if len(frame) > MAX_FRAME_BYTES:
         raise BadFrame(f"frame of {len(frame)} bytes is over {MAX_FRAME_BYTES}")
     try:
-        parts = msgpack.unpackb(frame, strict_map_key=True)
+        parts = _unpacked(frame)
         if type(parts) is not list or len(parts) != 7:
             raise BadFrame("not an array of 7")
         version, tag, service, name, incarnation, sent, body = parts
@@ -59,12 +74,31 @@ def decode(frame: bytes) -> tuple[Message, Identity, int]:
         kind = REGISTRY.get(_integer(tag))
         if kind is None:
             raise BadFrame(f"unknown tag {tag}")
-        sender = Identity(ServiceName(service), _string(name), Incarnation(_integer(incarnation)))
+        sender = Identity(_service(service), _name(name), Incarnation(_integer(incarnation)))
         return _DECODERS[kind](body), sender, _integer(sent)
     except BadFrame:
         raise
     except Exception as error:  # msgpack, UTF-8, enums and __post_init__ raise many kinds
         raise BadFrame(f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _unpacked(frame: bytes) -> Any:
+    left = MAX_ITEMS
+
+    def counted(items: list[Any]) -> list[Any]:
+        nonlocal left
+        left -= len(items)
+        if left < 0:
+            raise BadFrame(f"more than {MAX_ITEMS} items")
+        return items
+
+    return msgpack.unpackb(
+        frame,
+        list_hook=counted,
+        max_array_len=MAX_ITEMS,
+        max_map_len=0,  # there are no maps in messages,
+        max_ext_len=0,  # nor types of msgpack's own
+    )
 
 
 def _integer(value: Any) -> int:
@@ -83,6 +117,45 @@ def _exactly(kind: type) -> Convert:
 
 
 _string = _exactly(str)
+_float = _exactly(float)
+_SERVICES = {str(service): service for service in ServiceName}
+
+
+def _service(value: Any) -> ServiceName:
+    found = _SERVICES.get(_string(value))
+    if found is None:
+        raise BadFrame("unknown service")
+    return found
+
+
+def _finite(value: Any) -> Any:
+    if not math.isfinite(_float(value)):
+        raise BadFrame("a number that is not finite")
+    return value
+
+
+def _bounded(convert: Convert, bound: Within | AtMost) -> Convert:
+    if isinstance(bound, AtMost):
+        longest = bound.length
+
+        def short(value: Any) -> Any:
+            if type(value) in (str, list) and len(value) > longest:
+                raise BadFrame(f"longer than {longest}")
+            return convert(value)
+
+        return short
+    least, most = bound.least, bound.most
+
+    def within(value: Any) -> Any:
+        converted = convert(value)
+        if not least <= converted <= most:
+            raise BadFrame(f"not from {least} to {most}")
+        return converted
+
+    return within
+
+
+_name = _bounded(_string, AtMost(MAX_NAME))
 
 
 def _integer_or_string(value: Any) -> Any:
@@ -105,8 +178,15 @@ def _list(convert: Convert) -> Convert:
 def _codec_of(hint: Any) -> tuple[Convert, Convert]:
     """The (encode, decode) pair for a field's type."""
     if isinstance(hint, NewType):
-        return _codec_of(hint.__supertype__)
+        to_wire, from_wire = _codec_of(hint.__supertype__)
+        return to_wire, _bounded(from_wire, BOUNDS[hint]) if hint in BOUNDS else from_wire
     origin = get_origin(hint)
+    if origin is Annotated:
+        inner, *bounds = get_args(hint)
+        to_wire, from_wire = _codec_of(inner)
+        for bound in bounds:
+            from_wire = _bounded(from_wire, bound)
+        return to_wire, from_wire
     if hint is array:
         return int32s_to_bytes, _int32s
     if origin is list:
@@ -121,7 +201,7 @@ def _codec_of(hint: Any) -> tuple[Convert, Convert]:
     if hint is int:
         return _same, _integer
     if hint is float:
-        return float, _exactly(float)
+        return float, _finite
     if hint in (bool, str, bytes):
         return _same, _exactly(hint)
     raise TypeError(f"no wire form for {hint!r}")
@@ -145,7 +225,7 @@ def _union_codec(options: tuple[Any, ...]) -> tuple[Convert, Convert]:
 
 
 def _dataclass_codec(kind: type) -> tuple[Convert, Convert]:
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     names = [field.name for field in fields(kind)]
     codecs = [_codec_of(hints[name]) for name in names]
     getters = [(name, encode) for name, (encode, _) in zip(names, codecs, strict=True)]

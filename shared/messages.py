@@ -6,13 +6,28 @@ A message's fields travel in their order here; a change of any of them is a new 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sized
 from dataclasses import dataclass, field
+from math import isfinite
+from typing import Annotated, TypeAlias
 
+from shared.bounds import (
+    INT32_MAX,
+    MAX_BLOCKS,
+    MAX_SLOTS,
+    Count,
+    Line,
+    Name,
+    Number,
+    Within,
+)
 from shared.sampling import SamplingParams
-from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId, int32s
+from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId, State, int32s
 
 FLOAT_BYTES = 4
+
+Size: TypeAlias = Annotated[int, Within(1, INT32_MAX)]
 
 
 def _check_columns(first: Sized, *others: Sized) -> None:
@@ -20,11 +35,24 @@ def _check_columns(first: Sized, *others: Sized) -> None:
         raise ValueError("columns of unequal length")
 
 
+def _check_ids(*columns: Int32s) -> None:
+    """Of tokens; what there is beyond 0 depends on the model."""
+    if any(min(column, default=0) < 0 for column in columns):
+        raise ValueError("a negative token id or position")
+
+
 def _check_pairs(counts: Int32s, token_ids: Int32s, values: bytes) -> None:
     if min(counts, default=0) < 0 or sum(counts) != len(token_ids):
         raise ValueError("counts that do not add up")
     if len(values) != FLOAT_BYTES * len(token_ids):
         raise ValueError("columns of unequal length")
+    _check_floats(values)
+
+
+def _check_floats(values: bytes) -> None:
+    """Raises struct.error for a part of one."""
+    if not isfinite(sum(struct.unpack(f"<{len(values) // FLOAT_BYTES}f", values))):
+        raise ValueError("values that are not finite")
 
 
 # --- parts of messages --------------------------------------------------------------------------
@@ -50,28 +78,28 @@ class Prompt:
 class Route:
     """The instances that carry a request; decided once, by the gateway."""
 
-    gateway: str
-    detokenizer: str
+    gateway: Name
+    detokenizer: Name
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """A refusal or fault, in the terms of OpenAI's error object."""
 
-    status: int  # HTTP status
-    message: str
-    param: str | None = None
-    code: str | None = None
+    status: Annotated[int, Within(400, 599)]  # HTTP status
+    message: Line
+    param: Line | None = None
+    code: Line | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EnteringSequence:
     """A sequence that takes a slot of the executor's persistent batch."""
 
-    slot: int
+    slot: Count
     handle: Handle
-    detokenizer: str
-    prompt_tokens: int  # how many of token_ids are prompt; the rest was generated before
+    detokenizer: Name
+    prompt_tokens: Count  # how many of token_ids are prompt; the rest was generated before
     params: SamplingParams  # max_tokens is set
     token_ids: Int32s  # all tokens known so far
 
@@ -104,6 +132,9 @@ class Embedding:
     handle: Handle
     vector: bytes  # float32, little-endian
 
+    def __post_init__(self) -> None:
+        _check_floats(self.vector)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenDetails:
@@ -115,7 +146,7 @@ class TokenDetails:
     """
 
     request_id: RequestId
-    position: int  # of the first of them; the prompt's first is 0
+    position: Count  # of the first of them; the prompt's first is 0
     token_ids: Int32s
     pieces: list[bytes]
     text_offsets: Int32s  # characters of the answer before each
@@ -137,10 +168,32 @@ class Finished:
 
     request_id: RequestId
     reason: FinishReason
-    completion_tokens: int
+    completion_tokens: Count
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
     failure: Failure | None = None
     embedding: bytes = b""  # float32, little-endian
+
+    def __post_init__(self) -> None:
+        _check_floats(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number of many that tell how an instance is."""
+
+    name: Name
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How an instance is."""
+
+    state: State
+    host: Name
+    pid: Count
+    age: float  # seconds since it was started
+    load: list[Figure]
 
 
 NEWEST = -1  # the start of a row that decodes
@@ -156,9 +209,9 @@ class Generate:
     prompt: Prompt
     params: SamplingParams
     route: Route
-    tenant: str = ""  # whom it is served for; tenants share fairly
+    tenant: Name = ""  # whom it is served for; tenants share fairly
     priority: int = 0  # lower is more urgent
-    cache_salt: str = ""  # KV is shared only between requests of the same
+    cache_salt: Line = ""  # KV is shared only between requests of the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +234,10 @@ class Submit:
     token_ids: Int32s
     params: SamplingParams  # max_tokens None: as many as the cache and the context hold
     route: Route
-    tenant: str = ""
+    tenant: Name = ""
     priority: int = 0
-    cache_salt: str = ""
-    output_tokens: int | None = None  # it ran before, and so many of its tokens were generated
+    cache_salt: Line = ""
+    output_tokens: Count | None = None  # it ran before, and so many of its tokens were generated
 
     def __post_init__(self) -> None:
         if not 0 <= (self.output_tokens or 0) <= len(self.token_ids):
@@ -197,15 +250,16 @@ class Open:
 
     request_id: RequestId
     handle: Handle
-    gateway: str
+    gateway: Name
     token_ids: Int32s  # the prompt, and what was generated before
     params: SamplingParams
-    output_tokens: int = 0  # so many of token_ids were generated
-    tenant: str = ""
+    output_tokens: Count = 0  # so many of token_ids were generated
+    tenant: Name = ""
     priority: int = 0
-    cache_salt: str = ""
+    cache_salt: Line = ""
 
     def __post_init__(self) -> None:
+        _check_ids(self.token_ids)
         if not 0 <= self.output_tokens <= len(self.token_ids):
             raise ValueError("more tokens generated than there are")
 
@@ -218,8 +272,8 @@ class Accepted:
     """
 
     request_id: RequestId
-    prompt_tokens: int
-    scheduler: str
+    prompt_tokens: Count
+    scheduler: Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,26 +284,21 @@ class Admitted:
     """
 
     request_id: RequestId
-    cached_tokens: int  # of the prompt
+    cached_tokens: Count  # of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
     """model-executor -> scheduler: what I can hold, with nothing in it now."""
 
-    fingerprint: str  # of model and dtype; every executor of one scheduler has the same
-    num_blocks: int
-    block_size: int  # tokens
-    max_num_seqs: int  # slots
-    max_num_batched_tokens: int
-    max_model_len: int
-    vocab_size: int  # token ids are below it
-    session: int = 0  # rises whenever the executor drops what it held
-
-    def __post_init__(self) -> None:
-        sizes = (self.num_blocks, self.block_size, self.max_num_seqs)
-        if min(*sizes, self.max_num_batched_tokens, self.max_model_len, self.vocab_size) < 1:
-            raise ValueError("an executor that can hold nothing")
+    fingerprint: Name  # of model and dtype; every executor of one scheduler has the same
+    num_blocks: Annotated[int, Within(1, MAX_BLOCKS)]
+    block_size: Size  # tokens
+    max_num_seqs: Annotated[int, Within(1, MAX_SLOTS)]
+    max_num_batched_tokens: Size
+    max_model_len: Size
+    vocab_size: Size  # token ids are below it
+    session: Number = 0  # rises whenever the executor drops what it held
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +315,7 @@ class Plan:
     budget. A plan made for a session that is over is not run.
     """
 
-    step: int
+    step: Number
     retired: Int32s  # slots
     entering: list[EnteringSequence]
     block_slots: Int32s
@@ -275,9 +324,9 @@ class Plan:
     row_slots: Int32s
     row_starts: Int32s
     row_tokens: Int32s
-    lease: int = 0
-    session: int = 0  # of the Announce that it builds on
-    jump: int = 0  # tokens
+    lease: Count = 0
+    session: Number = 0  # of the Announce that it builds on
+    jump: Count = 0  # tokens
 
     def __post_init__(self) -> None:
         _check_columns(self.block_slots, self.block_counts)
@@ -295,17 +344,20 @@ class StepResult:
     """
 
     epoch: Incarnation  # of the scheduler whose plan this was
-    step: int
+    step: Number
     handles: Int32s
     positions: Int32s  # of the token in its sequence; the prompt's first is 0
     token_ids: Int32s
     finishes: bytes  # one FinishReason each
-    iteration: int = 0  # of the plan: above 0, one of its lease
+    iteration: Count = 0  # of the plan: above 0, one of its lease
     logprobs: Logprobs | None = None  # for detokenizers, of requests that want them
     embeddings: list[Embedding] = field(default_factory=list)  # for detokenizers
 
     def __post_init__(self) -> None:
         _check_columns(self.handles, self.positions, self.token_ids, self.finishes)
+        _check_ids(self.positions, self.token_ids)
+        if max(self.finishes, default=0) > max(FinishReason):
+            raise ValueError("an unknown reason to finish")
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +380,7 @@ class Abort:
     """anyone -> the services that may know the request: stop it. Idempotent, may come early."""
 
     request_id: RequestId
-    reason: str
+    reason: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +398,7 @@ class Recall:
     But not what ran elsewhere: `spared`.
     """
 
-    number: int  # which loss
+    number: Number  # which loss
     spared: Int32s = field(default_factory=int32s)  # handles
 
 
@@ -354,7 +406,7 @@ class Recall:
 class Recalled:
     """detokenizer -> scheduler: that was all; what was not submitted again has ended here."""
 
-    number: int
+    number: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +414,7 @@ class Reopen:
     """gateway -> scheduler: I lost the detokenizer of this request; open it on another."""
 
     request_id: RequestId
-    detokenizer: str
+    detokenizer: Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,17 +428,17 @@ class Gone:
 class Register:
     """scheduler -> model-executor: I do not know you (any more); announce yourself anew."""
 
-    reason: str
+    reason: Line
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
     """scheduler -> gateways: what I hold and what I can take; sent when it changes."""
 
-    max_num_seqs: int
-    max_queue: int
-    running: int
-    waiting: int
+    max_num_seqs: Count
+    max_queue: Count
+    running: Count
+    waiting: Count
 
 
 # --- the mesh itself -----------------------------------------------------------------------------
@@ -414,7 +466,7 @@ class Encoded:
 
     request_id: RequestId
     token_ids: Int32s
-    max_model_len: int
+    max_model_len: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,11 +501,26 @@ class MetricsReply:
 
 
 @dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """gateway -> everyone: say how you are."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class StatusReply:
+    """everyone -> gateway."""
+
+    request_id: RequestId
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
 class TraceRequest:
     """gateway -> everyone: send what you noted in the last `window` ns."""
 
     request_id: RequestId
-    window: int
+    window: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +528,7 @@ class TraceReply:
     """everyone -> gateway: events as `shared.trace.pack` leaves them."""
 
     request_id: RequestId
-    now: int  # by the sender's monotonic clock, ns
+    now: Number  # by the sender's monotonic clock, ns
     names: list[str]
     events: bytes
 
@@ -494,6 +561,8 @@ Message = (
     | Reopen
     | Gone
     | Leaving
+    | StatusRequest
+    | StatusReply
 )
 
 # The wire's tags. Append only: a tag is never used again for another message.
@@ -525,4 +594,6 @@ REGISTRY: dict[int, type[Message]] = {
     25: Reopen,
     26: Gone,
     27: Leaving,
+    28: StatusRequest,
+    29: StatusReply,
 }

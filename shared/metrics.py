@@ -47,6 +47,12 @@ def exposition(registry: CollectorRegistry) -> str:
     return generate_latest(registry).decode()
 
 
+def total(counter: Counter) -> float:
+    """Of all its labels."""
+    samples = (sample for metric in counter.collect() for sample in metric.samples)
+    return sum(sample.value for sample in samples if sample.name.endswith("_total"))
+
+
 def _resident_bytes() -> int:
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * _PAGE_BYTES

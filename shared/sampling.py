@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Annotated, TypeAlias
 
+from shared.bounds import AtMost, Count, Number, Share, Within
 from shared.types import Int32s, int32s
+
+Penalty: TypeAlias = Annotated[float, Within(-100, 100)]
+Alternatives: TypeAlias = Annotated[int, Within(0, 1000)]
+Texts: TypeAlias = Annotated[list[Annotated[str, AtMost(16384)]], AtMost(1024)]
 
 GREEDY_TEMPERATURE = 1e-5  # at or below it, dividing by it could overflow: take the best token
 
@@ -30,8 +36,8 @@ class Grammar:
 class LogitBias:
     """What is added to the logit of a token."""
 
-    token_id: int
-    value: float
+    token_id: Count
+    value: Annotated[float, Within(-1e6, 1e6)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,30 +49,32 @@ class SamplingParams:
     `top_k` 0 means no limit. `bad_word_ids` are made of `bad_words` by the tokenizer.
     """
 
-    seed: int  # 0 .. 2**63 - 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int | None = None
-    min_tokens: int = 0
+    seed: Number
+    temperature: Annotated[float, Within(0, 100)] = 1.0
+    top_p: Share = 1.0
+    top_k: Count = 0
+    min_p: Share = 0.0
+    max_tokens: Count | None = None
+    min_tokens: Count = 0
     ignore_eos: bool = False
     stop_token_ids: Int32s = field(default_factory=int32s)
-    stop: list[str] = field(default_factory=list)
+    stop: Texts = field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     # What changes the logits before a token is chosen
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: list[LogitBias] = field(default_factory=list)
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Within(0, 100)] = 1.0
+    logit_bias: Annotated[list[LogitBias], AtMost(65536)] = field(default_factory=list)
     allowed_token_ids: Int32s = field(default_factory=int32s)  # none: all are
-    bad_words: list[str] = field(default_factory=list)
-    bad_word_ids: list[Int32s] = field(default_factory=list)
+    bad_words: Texts = field(default_factory=list)
+    bad_word_ids: Annotated[list[Int32s], AtMost(4096)] = field(default_factory=list)
     grammar: Grammar | None = None
     # What is told beside the text
-    logprobs: int | None = None  # so many alternatives with each generated token; None: nothing
-    prompt_logprobs: int | None = None  # the same with the prompt's tokens
+    logprobs: Alternatives | None = (
+        None  # so many alternatives with each generated token; None: nothing
+    )
+    prompt_logprobs: Alternatives | None = None  # the same with the prompt's tokens
     return_token_ids: bool = False
     echo: bool = False  # the prompt's text comes first
     embed: bool = False  # the hidden state of the prompt's last token, with `max_tokens` 0

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import setproctitle
@@ -17,14 +17,16 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from shared.codec import Identity
+from shared.directions import expected
+from shared.inspection import Inspection, Question
 from shared.logs import configure_logs
 from shared.mesh import Mesh, MeshAddress
-from shared.messages import Message, MetricsReply, MetricsRequest, TraceReply, TraceRequest
-from shared.metrics import ProcessCollector, exposition
+from shared.messages import Message
+from shared.metrics import ProcessCollector
 from shared.pulse import PULSE_VARIABLE, Pulse
 from shared.settings import BadSetting, Settings, parse_settings
-from shared.trace import NONE, Trace, pack
-from shared.types import ServiceName
+from shared.trace import NONE, Trace
+from shared.types import ServiceName, State
 from shared.watchdog import Watchdog
 
 LIFELINE_VARIABLE = "HEADRACE_LIFELINE_FD"  # a pipe whose other end the launcher holds
@@ -59,6 +61,7 @@ class Service:
         self.registry = CollectorRegistry()
         self.registry.register(ProcessCollector(mesh.identity))
         self.registry.register(mesh.registry)
+        self.inspection = Inspection(mesh, self.registry, self.trace, lambda: self.load)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._beats = 0
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -77,6 +80,11 @@ class Service:
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
         """The link to this instance broke; what was queued for it is gone."""
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        """What its status says of its work, by name."""
+        return {}
 
     @property
     def busy(self) -> bool:
@@ -128,17 +136,20 @@ class Service:
     async def _start(self) -> None:
         try:
             await self.start()
+            if self.inspection.state is State.LOADING:
+                self.inspection.state = State.READY
             self.log.info("started", name=self.mesh.identity.name)
         except StartError as error:
             self.log.error("cannot start", reason=str(error))
             self._end(EXIT_BAD_SETTING)
 
     def _on_message(self, message: Message, sender: Identity) -> None:
+        if not expected(message, sender.service, self.service):
+            self.mesh.misdirected(message, sender)
+            return
         began = time.monotonic_ns()
-        if isinstance(message, MetricsRequest):
-            self._guarded(self._send_metrics, message, sender)
-        elif isinstance(message, TraceRequest):
-            self._guarded(self._send_trace, message, sender)
+        if isinstance(message, Question):
+            self._guarded(self.inspection.answer, message, sender)
         else:
             self._guarded(self.handle, message, sender)
         self.trace.span(type(message).__name__, began, getattr(message, "step", NONE))
@@ -169,16 +180,6 @@ class Service:
         else:
             loop.default_exception_handler(context)
 
-    def _send_metrics(self, request: MetricsRequest, sender: Identity) -> None:
-        reply = MetricsReply(request.request_id, exposition(self.registry))
-        self.mesh.send(sender.service, sender.name, reply)
-
-    def _send_trace(self, request: TraceRequest, sender: Identity) -> None:
-        now = time.monotonic_ns()
-        names, events = pack(self.trace.since(now - request.window))
-        reply = TraceReply(request.request_id, now, names, events)
-        self.mesh.send(sender.service, sender.name, reply)
-
     def _task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -203,6 +204,7 @@ class Service:
         for again in (signal.SIGTERM, signal.SIGINT):  # the second one ends it at once
             loop.add_signal_handler(again, self._end, 128 + again)
         self.log.info("draining", signal=number.name)
+        self.inspection.state = State.LEAVING
         self.mesh.withdraw()
         self.drain()
         self.spawn(self._drain_and_end(), name="drain")

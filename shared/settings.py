@@ -13,6 +13,7 @@ from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+from shared.bounds import MAX_BLOCKS, MAX_SLOTS
 from shared.simulation import Simulation
 from shared.types import ServiceName
 
@@ -92,6 +93,9 @@ class Settings:
         at_least=1,
         at_most=15 * MIB,  # whatever it holds still fits into a frame of the mesh
     )
+    max_connections: int = _setting(
+        4096, "HTTP connections at once, for each gateway", GATEWAY, at_least=1
+    )
     request_timeout: float = _setting(
         0.0, "seconds that an answer may take; 0: as long as it needs", GATEWAY, at_least=0
     )
@@ -153,7 +157,12 @@ class Settings:
         True, "keep the KV of what was computed for prompts that begin alike", SCHEDULER
     )
     max_num_seqs: int = _setting(
-        64, "sequences running at once", SCHEDULER, MODEL_EXECUTOR, at_least=1
+        64,
+        "sequences running at once",
+        SCHEDULER,
+        MODEL_EXECUTOR,
+        at_least=1,
+        at_most=MAX_SLOTS,
     )
     max_num_batched_tokens: int = _setting(
         512, "token budget of one iteration", MODEL_EXECUTOR, at_least=1
@@ -162,7 +171,11 @@ class Settings:
     # KV memory and compute
     block_size: int = _setting(16, "tokens in a KV block", MODEL_EXECUTOR, at_least=1, at_most=1024)
     num_gpu_blocks_override: int | None = _setting(
-        None, "KV blocks, instead of sizing by memory", MODEL_EXECUTOR, at_least=1
+        None,
+        "KV blocks, instead of sizing by memory",
+        MODEL_EXECUTOR,
+        at_least=1,
+        at_most=MAX_BLOCKS,
     )
     kv_cache_memory_bytes: int | None = _setting(
         None,

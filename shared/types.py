@@ -51,6 +51,14 @@ class ServiceName(StrEnum):
     DETOKENIZER = "detokenizer"
 
 
+class State(IntEnum):
+    """Where an instance is in its life."""
+
+    LOADING = 0
+    READY = 1
+    LEAVING = 2  # it finishes what it has
+
+
 class FinishReason(IntEnum):
     """Why a sequence ended; 0 while it goes on."""
 

@@ -184,6 +184,16 @@ def references(manifest: Any, key: str, name: str = "name") -> Iterator[str]:
             yield from references(value, key, name)
 
 
+def delay_of(pod: dict[str, Any]) -> int:
+    """Seconds before it gets SIGTERM."""
+    [container] = pod["containers"]
+    if "lifecycle" not in container:
+        return 0
+    sleep, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert sleep == "sleep"
+    return int(seconds)
+
+
 def test_overlays_are_whole(overlay: list[dict[str, Any]]) -> None:
     for manifest in overlay:
         kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
@@ -203,7 +213,7 @@ def test_pods_have_no_rights_that_they_do_not_need(overlay: list[dict[str, Any]]
     assert len(deployments) == len(ServiceName)
     for deployment in deployments.values():
         pod = deployment["spec"]["template"]["spec"]
-        assert pod["terminationGracePeriodSeconds"] > Settings().drain_timeout
+        assert pod["terminationGracePeriodSeconds"] > Settings().drain_timeout + delay_of(pod)
         assert pod["enableServiceLinks"] is False  # HEADRACE_PORT would be set by them
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

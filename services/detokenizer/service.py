@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from services.detokenizer.core import DetokenizerCore
 from services.detokenizer.decoder import Decoders
@@ -12,7 +12,7 @@ from services.detokenizer.outbox import Outgoing
 from shared.codec import Identity
 from shared.mesh import Mesh
 from shared.messages import Abort, Failed, Message, Open, Recall, StepResult
-from shared.metrics import recoveries_counter
+from shared.metrics import recoveries_counter, total
 from shared.model import read_model_info
 from shared.service import Service
 from shared.settings import BadSetting, Settings, model_path
@@ -20,6 +20,7 @@ from shared.types import ServiceName
 from shared.undelivered import Undelivered
 
 GRACE_SECONDS = 60.0  # how long requests wait for a scheduler
+DOUBT_SECONDS = 2.0  # until the link to a scheduler that we hear of is up, if it lives
 
 
 class DetokenizerService(Service):
@@ -43,6 +44,15 @@ class DetokenizerService(Service):
         self.registry.register(DetokenizerCollector(self._core))
 
     @property
+    def load(self) -> Mapping[str, float]:
+        return {
+            "running": self._core.num_open - self._core.num_orphans,
+            "waiting": self._core.num_orphans,
+            "tokens": self._core.counters.tokens,
+            "recoveries": total(self._recoveries),
+        }
+
+    @property
     def busy(self) -> bool:
         return self._core.num_open > 0
 
@@ -52,6 +62,9 @@ class DetokenizerService(Service):
                 self._send(self._core.step(message))
             case Open():
                 self._send(self._core.open(message, sender))
+                if sender.name not in self.mesh.present(sender.service):
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(DOUBT_SECONDS, self._doubt, sender.name)
             case Abort():
                 self._core.abort(message.request_id)
             case Failed():
@@ -63,19 +76,30 @@ class DetokenizerService(Service):
     def peer_joined(self, service: ServiceName, name: str) -> None:
         for message in self._undelivered.claim(service, name):
             self.mesh.send(service, name, message)
+        if service is ServiceName.SCHEDULER:
+            self._core.scheduler_lost(name)  # what came before may be of its former life
         self._find_schedulers()
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
         self._undelivered.claim(service, name)
         if service is ServiceName.SCHEDULER:
-            if orphans := self._core.scheduler_lost(name):
-                self._recoveries.labels(service).inc()
-                self.log.warning(
-                    "scheduler lost, another takes its requests", scheduler=name, requests=orphans
-                )
+            self._scheduler_lost(name)
         elif service is ServiceName.GATEWAY:
             self._send(self._core.gateway_lost(name))
         self._find_schedulers()
+
+    def _scheduler_lost(self, name: str) -> None:
+        if orphans := self._core.scheduler_lost(name):
+            self._recoveries.labels(ServiceName.SCHEDULER).inc()
+            self.log.warning(
+                "scheduler lost, another takes its requests", scheduler=name, requests=orphans
+            )
+
+    def _doubt(self, scheduler: str) -> None:
+        """It may have died before we heard of its request."""
+        if scheduler not in self.mesh.present(ServiceName.SCHEDULER):
+            self._scheduler_lost(scheduler)
+            self._find_schedulers()
 
     def _find_schedulers(self) -> None:
         """For the requests that have none; they do not wait for ever."""

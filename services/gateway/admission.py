@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from services.gateway.errors import invalid, overloaded, unavailable
 from shared.messages import Credit
 
 OUTAGE_SECONDS = 30.0  # so long requests are taken that must wait until the mesh is whole again
+ENDS = 64  # that tell how fast places come free
+LONGEST_WAIT = 60  # seconds; clients take more than that for no answer at all
 
 
 class Admission:
@@ -20,6 +25,7 @@ class Admission:
         self._credits: dict[str, Credit] = {}
         self._last_capacity = 0  # of a whole mesh; 0: it never was
         self._outage_began: float | None = None  # None: the mesh is whole
+        self._ends: deque[float] = deque(maxlen=ENDS)
 
     def credit(self, scheduler: str, credit: Credit) -> None:
         self._credits[scheduler] = credit
@@ -39,6 +45,23 @@ class Admission:
             self._last_capacity, self._outage_began = capacity, None
         elif self._outage_began is None:
             self._outage_began = self._clock()
+
+    def ended(self, sequences: int) -> None:
+        """So many places have come free."""
+        self._ends.extend([self._clock()] * sequences)
+
+    def retry_after(self, in_flight: int) -> int:
+        """Seconds until about all who wait now have a place, if places come free as of late.
+
+        Spread by half of it, or all who were refused together would come together again.
+        """
+        waiting = sum(credit.waiting for credit in self._credits.values())
+        known = waiting + sum(credit.running for credit in self._credits.values())
+        if not self._ends or not waiting:
+            return 1
+        held = in_flight * (self._clock() - self._ends[0]) / len(self._ends)  # seconds, each place
+        seconds = held * waiting / known * random.uniform(0.5, 1.5)
+        return min(max(math.ceil(seconds), 1), LONGEST_WAIT)
 
     @property
     def _lent(self) -> int:
@@ -65,6 +88,5 @@ class Admission:
                 "n",
             )
         if in_flight + new > capacity:
-            raise overloaded(
-                f"The server is full: {in_flight} of {capacity} sequences are in its hands."
-            )
+            message = f"The server is full: {in_flight} of {capacity} sequences are in its hands."
+            raise overloaded(message, self.retry_after(in_flight))

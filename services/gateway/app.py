@@ -59,6 +59,7 @@ def build_app(parts: Parts) -> ASGIApp:
         Route("/health", small.health),
         Route("/ready", small.ready),
         Route("/metrics", small.metrics),
+        Route("/status", small.status),
         Route("/trace", small.trace),
         Route("/version", small.version),
     ]

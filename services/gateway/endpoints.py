@@ -1,4 +1,4 @@
-"""The small endpoints: models, tokenizing, health, readiness, metrics, traces, version."""
+"""The small endpoints: models, tokenizing, health, readiness, metrics, status, traces, version."""
 
 from __future__ import annotations
 
@@ -105,6 +105,19 @@ class Endpoints:
         tracing = self._parts.tracer.chrome_trace(seconds)
         content = await unless_client_leaves(request.receive, tracing)
         return Response(content, media_type="application/json")
+
+    async def status(self, request: Request) -> Response:
+        """Every live instance, and what it says of itself."""
+        parts = self._parts
+        asking = parts.overview.instances()
+        content = {
+            "model": parts.names[0],
+            "version": self._version,
+            "mesh": parts.settings.mesh,
+            "missing": parts.readiness.missing,
+            "instances": await unless_client_leaves(request.receive, asking),
+        }
+        return JSONResponse(content)
 
     async def live(self, request: Request) -> Response:
         """Open Inference Protocol: the server answers."""

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from shared.messages import Failure
 
 MAX_MESSAGE_CHARS = 2000  # an error never repeats much of what was sent
-RETRY_AFTER_SECONDS = "1"
+RETRY_AFTER_SECONDS = 1
 ANTHROPIC_TYPES: dict[int, str] = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -51,10 +51,10 @@ def model_not_found(name: str, known: list[str]) -> ApiError:
     return ApiError(Failure(HTTPStatus.NOT_FOUND, message, "model", "model_not_found"))
 
 
-def overloaded(message: str) -> ApiError:
+def overloaded(message: str, retry_after: int = RETRY_AFTER_SECONDS) -> ApiError:
     """429: come again when there is room."""
     failure = Failure(HTTPStatus.TOO_MANY_REQUESTS, message, code="rate_limit_exceeded")
-    return of_failure(failure)
+    return of_failure(failure, retry_after)
 
 
 def unavailable(message: str) -> ApiError:
@@ -71,10 +71,10 @@ def fault(message: str) -> Failure:
     return Failure(HTTPStatus.INTERNAL_SERVER_ERROR, message, code="internal_error")
 
 
-def of_failure(failure: Failure) -> ApiError:
+def of_failure(failure: Failure, retry_after: int = RETRY_AFTER_SECONDS) -> ApiError:
     """The answer to a failure that the mesh reported."""
     again = failure.status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-    return ApiError(failure, {"retry-after": RETRY_AFTER_SECONDS} if again else None)
+    return ApiError(failure, {"retry-after": str(retry_after)} if again else None)
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:

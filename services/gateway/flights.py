@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 import structlog
 
@@ -28,6 +29,7 @@ from shared.messages import (
     Refused,
     Reopen,
 )
+from shared.metrics import total
 from shared.types import FinishReason, RequestId, ServiceName
 
 HEARSAY_SECONDS = 1.0  # until all have heard of a loss that we heard of
@@ -54,6 +56,14 @@ class Flights:
     def seconds_since_last_token(self) -> float | None:
         at = self._last_token_at
         return None if at is None else time.perf_counter() - at
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        return {
+            "running": len(self) - self._launches.num_waiting,
+            "waiting": self._launches.num_waiting,
+            "recoveries": total(self._metrics.recoveries),
+        }
 
     # --- the HTTP side
 
@@ -109,6 +119,9 @@ class Flights:
         if sequence.flight.accepted_at is None:
             sequence.flight.accepted_at = time.perf_counter()
         sequence.scheduler, sequence.detokenizer = message.scheduler, detokenizer
+        if detokenizer not in self._link.present(ServiceName.DETOKENIZER):
+            loop = asyncio.get_running_loop()
+            loop.call_later(HEARSAY_SECONDS, self._doubt, sequence, sequence.request_id)
         sequence.flight.collector.accept(sequence.index, message.prompt_tokens)
         followers, sequence.followers = sequence.followers, []
         for follower in followers:
@@ -194,6 +207,13 @@ class Flights:
             known = sequence.request_id in self._sequences
             if known and sequence.stage is Stage.SENT and sequence.sent_at < before:
                 self._relaunch(sequence)
+
+    def _doubt(self, sequence: Sequence, request_id: RequestId) -> None:
+        """Its detokenizer may have died before we heard that it has it."""
+        present = self._link.present(ServiceName.DETOKENIZER)
+        same = sequence.request_id == request_id and request_id in self._sequences
+        if same and sequence.detokenizer not in present and not sequence.lost:
+            self._bereave(sequence, ServiceName.DETOKENIZER, sequence.detokenizer)
 
     def _may_be_at(self, sequence: Sequence, service: ServiceName, name: str) -> bool:
         if service is ServiceName.SCHEDULER:  # the tokenizer chose it, and has not told us

@@ -9,19 +9,22 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from services.gateway.flight import Link, new_request_id
-from shared.messages import MetricsReply, MetricsRequest, TraceReply, TraceRequest
-from shared.types import RequestId, ServiceName
+from shared.codec import Identity
+from shared.inspection import Answer as Reply
+from shared.inspection import Question
+from shared.messages import MetricsReply, StatusReply, TraceReply
+from shared.types import Incarnation, RequestId, ServiceName
 
 REPLY_SECONDS = 1.0
 
 Instance = tuple[ServiceName, str]
-Reply = MetricsReply | TraceReply
-Kind = TypeVar("Kind", MetricsReply, TraceReply)
+Kind = TypeVar("Kind", MetricsReply, StatusReply, TraceReply)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[Kind]):
     reply: Kind
+    incarnation: Incarnation  # of who sent it
     arrived: int  # monotonic, ns
 
 
@@ -36,16 +39,17 @@ class _Round:
 
     def __init__(self) -> None:
         self.awaited: set[Instance] = set()
-        self.answers: dict[Instance, tuple[Reply, int]] = {}
+        self.answers: dict[Instance, tuple[Reply, Incarnation, int]] = {}
         self.complete = asyncio.Event()
 
-    def settle(self, instance: Instance, reply: Reply | None) -> None:
-        """The instance answered, or is lost (None)."""
-        if instance not in self.awaited:
-            return
+    def answered(self, reply: Reply, sender: Identity) -> None:
+        instance = (sender.service, sender.name)
+        if instance in self.awaited:
+            self.answers[instance] = reply, sender.incarnation, time.monotonic_ns()
+            self.await_no_more(instance)
+
+    def await_no_more(self, instance: Instance) -> None:
         self.awaited.discard(instance)
-        if reply is not None:
-            self.answers[instance] = reply, time.monotonic_ns()
         if not self.awaited:
             self.complete.set()
 
@@ -56,7 +60,7 @@ class Gatherer:
         self._open: dict[RequestId, _Round] = {}
 
     async def ask(
-        self, question: Callable[[RequestId], MetricsRequest | TraceRequest], kind: type[Kind]
+        self, question: Callable[[RequestId], Question], kind: type[Kind]
     ) -> Gathered[Kind]:
         """Ask everyone; waits no longer than REPLY_SECONDS."""
         request_id = new_request_id()
@@ -74,17 +78,17 @@ class Gatherer:
         finally:
             del self._open[request_id]
         answers = {
-            instance: Answer(reply, arrived)
-            for instance, (reply, arrived) in asked.answers.items()
+            instance: Answer(reply, incarnation, arrived)
+            for instance, (reply, incarnation, arrived) in asked.answers.items()
             if isinstance(reply, kind)
         }
         return Gathered(answers, asked.awaited)
 
-    def replied(self, reply: Reply, instance: Instance) -> None:
+    def replied(self, reply: Reply, sender: Identity) -> None:
         asked = self._open.get(reply.request_id)
         if asked is not None:
-            asked.settle(instance, reply)
+            asked.answered(reply, sender)
 
     def lost(self, instance: Instance) -> None:
         for asked in self._open.values():
-            asked.settle(instance, None)
+            asked.await_no_more(instance)

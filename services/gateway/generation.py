@@ -19,7 +19,7 @@ from services.gateway.body import parse
 from services.gateway.collector import Change
 from services.gateway.connection import read_json, unless_client_leaves
 from services.gateway.dialect import DialectBody
-from services.gateway.errors import ApiError, ClientLeft, renamed
+from services.gateway.errors import ApiError, ClientLeft, error_response, renamed
 from services.gateway.fields import unknown_fields
 from services.gateway.flight import Flight
 from services.gateway.middleware import name_request
@@ -48,6 +48,14 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived = time.perf_counter()
+        if (problem := self._no_room(scope)) is not None:
+            if problem.failure.status == HTTPStatus.TOO_MANY_REQUESTS:  # told of in sum
+                await self._parts.refusals.turn()
+                self._count(problem, scope, arrived)
+            else:
+                self._refused(problem, scope, arrived)
+            await error_response(problem, scope["path"])(scope, receive, send)
+            return
         try:
             wanted, shape = await self._read(Request(scope, receive))
             flight = self._parts.take_off(wanted, arrived)
@@ -59,7 +67,7 @@ class GenerationEndpoint:
         try:
             await unless_client_leaves(receive, exchange.run(scope, receive))
         except ClientLeft:
-            exchange.client_left = True
+            exchange.left = "client too slow" if "headrace.too_slow" in scope else "client closed"
         except ApiError as error:  # before the first byte
             exchange.failed = error
             self._parts.metrics.refused(error.failure.status)
@@ -68,11 +76,26 @@ class GenerationEndpoint:
             if timer is not None:
                 timer.cancel()
             self._parts.flights.close(flight, exchange.abort_reason)
+            self._parts.admission.ended(wanted.size)
             summary = exchange.summary()
             if self._parts.spans is not None:
                 problem = summary.get("error") or summary.get("aborted")
                 self._parts.spans.ended(scope, flight, summary["status"], problem)
             self._parts.log.info("request", request_id=scope["headrace.request_id"], **summary)
+
+    def _no_room(self, scope: Scope) -> ApiError | None:
+        """Why nothing can be taken now, told without looking at the body, which is dropped.
+
+        None if something may be, or if the body had better be seen to.
+        """
+        length = dict(scope["headers"]).get(b"content-length", b"")
+        if not length.isdigit() or int(length) > self._parts.settings.max_body_size:
+            return None
+        try:
+            self._parts.check_room(1)
+        except ApiError as error:
+            return error
+        return None
 
     def _limit(self, flight: Flight) -> asyncio.TimerHandle | None:
         """See that the request ends in time."""
@@ -84,11 +107,15 @@ class GenerationEndpoint:
         loop = asyncio.get_running_loop()
         return loop.call_later(seconds, flight.collector.fail, failure)
 
-    def _refused(self, error: ApiError, scope: Scope, arrived: float) -> None:
+    def _count(self, error: ApiError, scope: Scope, arrived: float) -> None:
         failure = error.failure
         self._parts.metrics.refused(failure.status)
         if self._parts.spans is not None:
             self._parts.spans.refused(scope, arrived, failure.status, failure.message)
+
+    def _refused(self, error: ApiError, scope: Scope, arrived: float) -> None:
+        failure = error.failure
+        self._count(error, scope, arrived)
         self._parts.log.info(
             "request refused",
             request_id=scope["headrace.request_id"],
@@ -121,7 +148,7 @@ class _Exchange:
         self._shape = shape
         self._send = send
         self.failed: ApiError | None = None
-        self.client_left = False
+        self.left: str | None = None  # why the client is not there any more
         self.complete = False
         self._written = time.monotonic()  # when the last event was
 
@@ -211,8 +238,8 @@ class _Exchange:
     @property
     def abort_reason(self) -> str:
         """Why whatever still runs is not wanted any more."""
-        if self.client_left:
-            return "client closed"
+        if self.left is not None:
+            return self.left
         return "client too slow" if self._collector.too_slow else "server"
 
     def summary(self) -> dict[str, Any]:

@@ -33,6 +33,11 @@ class Launches:
         self._waiting: dict[Sequence, asyncio.TimerHandle | None] = {}
         self._undelivered = Undelivered()  # to instances that we are not linked to yet
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait for a service that is missing."""
+        return len(self._waiting)
+
     def launch(self, sequence: Sequence) -> None:
         """Send it to the tokenizer with the least to do, now or when that is possible."""
         if not self._send(sequence) and sequence not in self._waiting:

@@ -22,6 +22,7 @@ QUESTIONS = {
     "/health": "200 while no service that was ever seen is missing",
     "/ready": "200 once a token has come through every service",
     "/metrics": "Prometheus metrics of the whole mesh",
+    "/status": "Every instance of the mesh, and what it is at",
     "/trace": "What the mesh did in the last seconds, as a Chrome trace",
     "/version": "The version of the server",
     "/v2": "Open Inference Protocol: the server",

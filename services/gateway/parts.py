@@ -15,9 +15,11 @@ from services.gateway.errors import model_not_found
 from services.gateway.flight import Flight, Link
 from services.gateway.flights import Flights
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.overview import Overview
 from services.gateway.parsing.answers import Formats
 from services.gateway.questions import Questions
 from services.gateway.readiness import Readiness
+from services.gateway.refusals import Refusals
 from services.gateway.request import Context, GenerationRequest
 from services.gateway.scrape import Scraper
 from services.gateway.tracing import Tracer
@@ -38,11 +40,13 @@ class Parts:
     started: int  # Unix time, seconds
     link: Link
     admission: Admission
+    refusals: Refusals
     flights: Flights
     questions: Questions
     readiness: Readiness
     scraper: Scraper
     tracer: Tracer
+    overview: Overview
     metrics: GatewayMetrics
     spans: RequestSpans | None  # None: nobody collects them
     draw_seed: Callable[[], int]
@@ -73,7 +77,11 @@ class Parts:
 
     def take_off(self, request: GenerationRequest, arrived: float) -> Flight:
         """Admit a request and send it into the mesh; raises ApiError."""
+        self.check_room(request.size)
+        return self.flights.start(request, arrived)
+
+    def check_room(self, sequences: int) -> None:
+        """Raises ApiError if so many more cannot be taken."""
         schedulers = self.link.present(ServiceName.SCHEDULER)
         absent = self.readiness.absent
-        self.admission.check(request.size, len(self.flights), schedulers, absent)
-        return self.flights.start(request, arrived)
+        self.admission.check(sequences, len(self.flights), schedulers, absent)

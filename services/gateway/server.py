@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
@@ -14,13 +15,16 @@ import structlog
 from starlette.types import ASGIApp
 from uvicorn import Config, Server
 
+from services.gateway.acceptor import Acceptor
+from services.gateway.handles import EXCESS
 from services.gateway.http_protocol import BoundedHttpProtocol
 from shared.settings import Settings
 from shared.unix_socket import PREFIX, bind_unix
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # more than the idle times of clients and balancers, so that they close
-STALL_SECONDS = 120  # without the client taking anything, or being there at all: then it is cut off
+ABSENT_SECONDS = 120  # without a sign of the other side's system: then the connection is ended
+UNSENT_BYTES = 64 * 1024  # that the system takes from us for a client who takes nothing from it
 STOP_SECONDS = 1  # for answers still being written when the drain has ended
 
 
@@ -28,15 +32,21 @@ class HttpServer:
     """Listens from `start` on; its sockets are bound before, to find a taken port at once."""
 
     def __init__(
-        self, app: ASGIApp, sockets: list[socket.socket], tls: ssl.SSLContext | None = None
+        self,
+        app: ASGIApp,
+        sockets: list[socket.socket],
+        max_connections: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._sockets = sockets
+        self._max_connections = max_connections
+        self._tls = tls
+        self._acceptors: list[Acceptor] = []
         for one in sockets:
             _bound_stalls(one)
         config = Config(
             app,
             loop="none",
-            http=BoundedHttpProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -45,18 +55,42 @@ class HttpServer:
             proxy_headers=False,
             server_header=False,
             date_header=False,  # written by our middleware
-            backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=STOP_SECONDS,
         )
         config.load()
-        config.ssl = tls
+        self._config = config
         self._server = Server(config)
         self._server.lifespan = config.lifespan_class(config)
+        self._server.servers = []  # it has none to close: the acceptors are ours
 
-    async def start(self) -> None:
+    def start(self) -> None:
         # Not `serve`: it installs signal handlers, and wakes ten times a second for the date.
-        await self._server.startup(sockets=self._sockets)
+        for listener in self._sockets:
+            listener.listen(BACKLOG)
+            acceptor = Acceptor(
+                listener,
+                self._protocol,
+                self._tls,
+                held=lambda: len(self._server.server_state.connections),
+                most=self._max_connections + EXCESS,
+            )
+            acceptor.start()
+            self._acceptors.append(acceptor)
+
+    def _protocol(self) -> BoundedHttpProtocol:
+        return BoundedHttpProtocol(
+            self._config,
+            self._server.server_state,
+            {},
+            asyncio.get_running_loop(),
+            most=self._max_connections,
+            gone=self._make_room,
+        )
+
+    def _make_room(self) -> None:
+        for acceptor in self._acceptors:
+            acceptor.resume()
 
     @property
     def busy(self) -> bool:
@@ -70,6 +104,8 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Stop listening, and end what is still going on."""
+        for acceptor in self._acceptors:
+            acceptor.close()
         await self._server.shutdown(sockets=self._sockets)
 
 
@@ -117,8 +153,9 @@ def _bound_stalls(listener: socket.socket) -> None:
         return  # both sides are on this machine
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform == "linux":
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, STALL_SECONDS // 2)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_SECONDS * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ABSENT_SECONDS // 2)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ABSENT_SECONDS * 1000)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def urls(sockets: list[socket.socket], *, secure: bool = False) -> list[str]:

@@ -7,6 +7,7 @@ import contextlib
 import random
 import ssl
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +16,22 @@ from services.gateway.app import build_app
 from services.gateway.errors import unavailable_failure
 from services.gateway.flights import Flights
 from services.gateway.gather import Gatherer
+from services.gateway.handles import raise_limit, room
 from services.gateway.metrics import GatewayMetrics
+from services.gateway.overview import Overview
 from services.gateway.parsing.answers import Formats
 from services.gateway.parts import Parts
 from services.gateway.probe import Prober
 from services.gateway.questions import Questions
 from services.gateway.readiness import Readiness
+from services.gateway.refusals import Refusals
 from services.gateway.routing import Outstanding
 from services.gateway.scrape import Scraper
 from services.gateway.server import HttpServer, listening_sockets, urls, uvicorn_logs
 from services.gateway.tls import Certificate
 from services.gateway.tracing import Tracer
 from shared.codec import Identity
+from shared.inspection import Answer as InspectionAnswer
 from shared.mesh import Mesh
 from shared.messages import (
     Accepted,
@@ -37,9 +42,7 @@ from shared.messages import (
     Encoded,
     Gone,
     Message,
-    MetricsReply,
     Refused,
-    TraceReply,
 )
 from shared.metrics import exposition
 from shared.model import ModelInfo, read_model_info
@@ -66,6 +69,7 @@ class GatewayService(Service):
         self._gatherer = Gatherer(mesh)
         self._scraper = Scraper(self._gatherer, lambda: exposition(self.registry), self._metrics)
         self._tracer = Tracer(self._gatherer, (self.service, mesh.identity.name), self.trace)
+        self._overview = Overview(self._gatherer, mesh.identity, lambda: self.inspection.status)
         self._prober = Prober(self._readiness, self._flights, self._may_probe, self.spawn)
         self._server: HttpServer | None = None
         self._spans: RequestSpans | None = None
@@ -90,8 +94,8 @@ class GatewayService(Service):
         self._exits.enter_context(uvicorn_logs())
         self._spans = self._request_spans()
         tls = self._tls()
-        self._server = HttpServer(build_app(self._parts(model)), sockets, tls)
-        await self._server.start()
+        self._server = HttpServer(build_app(self._parts(model)), sockets, self._room(), tls)
+        self._server.start()
         self.urls = urls(sockets, secure=tls is not None)
         self.log.info("listening", urls=self.urls)
 
@@ -109,8 +113,8 @@ class GatewayService(Service):
                 self._flights.refused(message)
         elif isinstance(message, Encoded | Decoded):
             self._questions.answered(message)
-        elif isinstance(message, MetricsReply | TraceReply):
-            self._gatherer.replied(message, (sender.service, sender.name))
+        elif isinstance(message, InspectionAnswer):
+            self._gatherer.replied(message, sender)
         elif isinstance(message, Credit):
             self._admission.credit(sender.name, message)
             self._mesh_changed()
@@ -137,6 +141,10 @@ class GatewayService(Service):
         return self._flights.seconds_since_last_token
 
     @property
+    def load(self) -> Mapping[str, float]:
+        return self._flights.load
+
+    @property
     def draining(self) -> bool:
         return self._admission.draining
 
@@ -156,6 +164,19 @@ class GatewayService(Service):
         if self._spans is not None:
             await self._spans.close()
         self._exits.close()
+
+    def _room(self) -> int:
+        """For connections."""
+        wanted, limit = self.settings.max_connections, raise_limit()
+        found = room(wanted, limit)
+        if found < wanted:
+            self.log.warning(
+                "too few open files are allowed (ulimit -n)",
+                allowed=limit,
+                connections=found,
+                wanted=wanted,
+            )
+        return found
 
     def _request_spans(self) -> RequestSpans | None:
         endpoint = self.settings.otlp_traces_endpoint
@@ -201,11 +222,13 @@ class GatewayService(Service):
             started=int(time.time()),
             link=self.mesh,
             admission=self._admission,
+            refusals=Refusals(),
             flights=self._flights,
             questions=self._questions,
             readiness=self._readiness,
             scraper=self._scraper,
             tracer=self._tracer,
+            overview=self._overview,
             metrics=self._metrics,
             spans=self._spans,
             draw_seed=lambda: seeds.getrandbits(63),

@@ -16,6 +16,7 @@ USAGE = f"""\
 usage: headrace serve [MODEL] [flags]   a whole mesh on this machine
        headrace prepare [MODEL]         fetch or convert a model, print its directory
        headrace batch INPUT -o OUTPUT   answer a file of requests
+       headrace status [URL]            show who is in a running mesh, and what each is at
        headrace trace [flags]           save what a running mesh just did, as a timeline
        headrace keys DIRECTORY          make the keys of a mesh over TCP
        headrace SERVICE [flags]         one service instance, for containers
@@ -43,6 +44,10 @@ def run(words: Sequence[str]) -> int:
             from services.batch.command import batch
 
             return batch(rest)
+        case ["status", *rest]:
+            from services.launcher.status import status
+
+            return status(rest)
         case ["trace", *rest]:
             from services.launcher.trace import trace
 

@@ -9,6 +9,7 @@ import torch
 
 from kernels.paged_attention import PagedKV
 from services.model_executor.memory import free_memory
+from shared.bounds import MAX_BLOCKS
 from shared.settings import Settings
 
 CPU_SHARE = 0.4  # of the memory that is free once the model is loaded
@@ -37,7 +38,7 @@ def count_blocks(
     block_bytes = per_token * dtype.itemsize * settings.block_size
     useful = settings.max_num_seqs * -(-max_model_len // settings.block_size)
     # One is the null block.
-    return min(_cache_bytes(settings, device) // block_bytes - 1, useful)
+    return min(_cache_bytes(settings, device) // block_bytes - 1, useful, MAX_BLOCKS)
 
 
 def _cache_bytes(settings: Settings, device: torch.device) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -50,6 +50,17 @@ class ExecutorMetrics(Collector):
     def emptied(self) -> None:
         """The batch's sequences were dropped."""
         self._occupancy.emptied(time.monotonic())
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Where they went."""
+        occupancy = self._occupancy
+        occupancy.idle_until(time.monotonic())
+        return {
+            "busy_seconds": occupancy.busy,
+            "bubble_seconds": occupancy.bubble,
+            "idle_seconds": occupancy.idle,
+        }
 
     def collect(self) -> Iterable[Metric]:
         occupancy = self._occupancy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 from services.model_executor.metrics import ExecutorMetrics
@@ -65,6 +66,10 @@ class ModelExecutorService(Service):
         self._worker.close()
 
     @property
+    def load(self) -> Mapping[str, float]:
+        return {"iterations": self._worker.iterations, **self._metrics.seconds}
+
+    @property
     def busy(self) -> bool:
         return self._scheduler is not None and self._worker.busy
 
@@ -118,6 +123,8 @@ class ModelExecutorService(Service):
             return
         if plan.session != self._worker.link:
             return  # sent before it heard that there is nothing left to build on
+        if sender.name not in self.mesh.present(ServiceName.SCHEDULER):
+            return  # it is gone
         self._scheduler = sender
         if not self._worker.submit(Job(self._worker.link, sender.incarnation, plan)):
             self._misfit(f"more than {MAX_PLANS} plans wait")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 from services.scheduler.core import SchedulerCore
 from services.scheduler.executors import Executors
@@ -29,7 +30,7 @@ from shared.messages import (
     StepResult,
     Submit,
 )
-from shared.metrics import recoveries_counter
+from shared.metrics import recoveries_counter, total
 from shared.service import Service
 from shared.settings import Settings
 from shared.types import RequestId, ServiceName
@@ -66,6 +67,18 @@ class SchedulerService(Service):
         self._executors = Executors(self._core, mesh, self._failed, self._recoveries)
         self._queue_time = queue_time_histogram(self.registry)
         self.registry.register(SchedulerCollector(self._core))
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        return {
+            "running": self._core.num_running,
+            "waiting": len(self._core.waiting),
+            "slots": self._core.max_num_seqs,
+            "kv_cache_usage": self._core.cache_usage,
+            "tokens": self._core.counters.generation_tokens,
+            "preemptions": self._core.counters.preemptions,
+            "recoveries": total(self._recoveries),
+        }
 
     @property
     def busy(self) -> bool:

@@ -54,6 +54,10 @@ class Backlog:
         return len(self._waiting)
 
     @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
     def empty(self) -> bool:
         return not self._waiting and not self._running
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from prometheus_client import Counter, Gauge
@@ -76,6 +76,10 @@ class TokenizerService(Service):
         if self._grammars is not None:
             await self._grammars.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def load(self) -> Mapping[str, float]:
+        return {"running": self._backlog.num_running, "waiting": self._backlog.num_waiting}
 
     @property
     def busy(self) -> bool:

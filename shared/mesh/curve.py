@@ -10,11 +10,11 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import structlog
 import zmq
 from zmq.auth import create_certificates, load_certificate
 from zmq.auth.asyncio import AsyncioAuthenticator
 
+from shared.rarely import Rarely
 from shared.settings import BadSetting
 
 NAME = "mesh"
@@ -84,7 +84,7 @@ class Gatekeeper:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: MeshKeys) -> None:
         self._public = keys.public
-        self._log = structlog.get_logger("mesh")
+        self._log = Rarely("mesh")
         self._authenticator = AsyncioAuthenticator(context)
         self._authenticator.configure_curve_callback(DOMAIN, self)
         self._authenticator.start()
@@ -93,7 +93,7 @@ class Gatekeeper:
         """Called by the authenticator for each connection that knows the inbox's public key."""
         known = hmac.compare_digest(key, self._public)
         if not known:
-            self._log.warning("stranger turned away", key=key.decode("ascii", "replace"))
+            self._log.warning("stranger turned away", "key", key=key.decode("ascii", "replace"))
         return known
 
     def close(self) -> None:

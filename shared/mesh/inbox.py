@@ -47,6 +47,8 @@ class Inbox:
             self._strangers = Strangers(self._socket)
         self._socket.bind(endpoint)
         self._more = False  # a turn of `_drain` is due
+        self._in_a_row = 0  # frames read since it was empty
+        self.peak = 0  # most that ever were
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
         self._check_later()
@@ -71,7 +73,10 @@ class Inbox:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
+                self.peak = max(self.peak, self._in_a_row)
+                self._in_a_row = 0
                 return
+            self._in_a_row += 1
             self._on_frame(frame)
         self._more = True
         self._loop.call_soon(self._drain)  # no new edge comes for what is already there

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 import zmq
@@ -18,6 +18,7 @@ from shared.mesh.metrics import MeshMetrics
 from shared.mesh.peer import Peer
 from shared.mesh.resolver import MeshAddress
 from shared.messages import Leaving, Message
+from shared.rarely import Rarely
 from shared.types import Incarnation, ServiceName
 
 LOOK_AGAIN_SECONDS = 0.05  # after a peer joined or was lost; doubles up to the maximum
@@ -49,11 +50,20 @@ class Mesh:
         self._leaving = False
         self._look_now = asyncio.Event()
         self._log = structlog.get_logger("mesh")
+        self._drops = Rarely("mesh")
         self._metrics = MeshMetrics(self.identity)
 
     @property
     def registry(self) -> CollectorRegistry:
         return self._metrics.registry
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """What an instance's status says of its inbox and its peers."""
+        return {
+            "inbox_peak": self._inbox.peak,
+            "undelivered": self._metrics.num_undelivered,
+        }
 
     def open(
         self, handle: Handle, joined: PeerEvent, lost: PeerEvent, left: PeerEvent = _unheard
@@ -105,6 +115,12 @@ class Mesh:
     def send(self, service: ServiceName, name: str, message: Message) -> bool:
         """Queue a message; False if there is no such live peer."""
         return self._push(service, name, encode(message, self.identity, time.monotonic_ns()))
+
+    def misdirected(self, message: Message, sender: Identity) -> None:
+        """A message that came is not for us, or not the sender's to send: it was dropped."""
+        self._metrics.misdirected.inc()
+        kind, claimed = type(message).__name__, str(sender.service)
+        self._drops.warning("misdirected message dropped", message=kind, sender=claimed)
 
     def broadcast(self, service: ServiceName, message: Message) -> None:
         """Queue a message for every live instance of a service."""
@@ -207,7 +223,7 @@ class Mesh:
             message, sender, sent = decode(frame)
         except BadFrame as error:
             self._metrics.bad.inc()
-            self._log.warning("bad frame dropped", reason=str(error), bytes=len(frame))
+            self._drops.warning("bad frame dropped", reason=str(error), bytes=len(frame))
             return
         self._metrics.hop(sender.service, sent)
         self._note_life(sender)

@@ -32,6 +32,11 @@ class MeshMetrics:
         self.bad = Counter(
             "headrace_mesh_bad_frames", "Frames dropped as no message", registry=self.registry
         )
+        self.misdirected = Counter(
+            "headrace_mesh_misdirected",
+            "Messages dropped that their senders do not send here",
+            registry=self.registry,
+        )
         self.undelivered = Counter(
             "headrace_mesh_undelivered",
             "Messages that found no live peer, or its queue full",
@@ -53,6 +58,10 @@ class MeshMetrics:
             registry=self.registry,
         )
         self._lag = lag.labels(identity.service, identity.name)
+
+    @property
+    def num_undelivered(self) -> float:
+        return self.registry.get_sample_value("headrace_mesh_undelivered_total") or 0.0
 
     def hop(self, peer: ServiceName, sent: int) -> None:
         """A message arrived that was sent at this monotonic time, ns."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
 
-import structlog
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-QUIET_SECONDS = 10.0  # between two lines of a kind: a stranger may knock all the time
+from shared.rarely import Rarely
 
 NO_MECHANISM, NO_KEY = 0x11000002, 0x11000001  # ZMQ_PROTOCOL_ERROR_ZMTP_*, of a handshake
 REASONS = {NO_MECHANISM: "without keys", NO_KEY: "with keys of another mesh"}
@@ -25,9 +22,7 @@ class Strangers:
 
     def __init__(self, inbox: zmq.Socket[bytes]) -> None:
         self._inbox = inbox
-        self._log = structlog.get_logger("mesh")
-        self._times: Counter[str] = Counter()  # since the last line of its kind
-        self._quiet_until: dict[str, float] = {}
+        self._log = Rarely("mesh")
         self._monitor = inbox.get_monitor_socket(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._monitor.fileno(), self._read)
@@ -44,11 +39,5 @@ class Strangers:
                 error = int(recv_monitor_message(self._monitor, zmq.NOBLOCK)["value"])
             except zmq.Again:
                 return
-            self._told(REASONS.get(error, f"with what is no handshake: {error:#x}"))
-
-    def _told(self, how: str) -> None:
-        now = time.monotonic()
-        self._times[how] += 1
-        if now >= self._quiet_until.get(how, now):
-            self._log.warning("stranger turned away", how=how, times=self._times.pop(how))
-            self._quiet_until[how] = now + QUIET_SECONDS
+            how = REASONS.get(error, f"with what is no handshake: {error:#x}")
+            self._log.warning("stranger turned away", how, how=how)

@@ -34,6 +34,7 @@ from shared.messages import (
     Deltas,
     Generate,
     Gone,
+    Leaving,
     Message,
     Plan,
     Refused,
@@ -68,6 +69,7 @@ class Link:
     target: Node
     frames: deque[bytes] = field(default_factory=deque)
     up: bool = True  # as far as the source knows
+    leaving: bool = False  # the target, as far as the source knows
     speaker: Incarnation | None = None  # who speaks under the target's name, once it has
 
 
@@ -78,17 +80,23 @@ class SimulatedMesh:
         self.identity = Identity(service, name, Incarnation(life))
         self.registry = CollectorRegistry()
         self.links: dict[str, Link] = {}  # by the target's name
+        self.leaving = False
         self._network = network
 
     def peers(self, service: ServiceName) -> list[str]:
+        return [name for name in self.present(service) if not self.links[name].leaving]
+
+    def present(self, service: ServiceName) -> list[str]:
         return sorted(
             name
             for name, link in self.links.items()
             if link.target.mesh.identity.service is service
         )
 
-    def present(self, service: ServiceName) -> list[str]:
-        return self.peers(service)
+    def withdraw(self) -> None:
+        self.leaving = True
+        for service in ServiceName:
+            self.broadcast(service, Leaving())
 
     def send(self, service: ServiceName, name: str, message: Message) -> bool:
         link = self.links.get(name)
@@ -99,7 +107,7 @@ class SimulatedMesh:
         return True
 
     def broadcast(self, service: ServiceName, message: Message) -> None:
-        for name in self.peers(service):
+        for name in self.present(service):
             self.send(service, name, message)
 
 
@@ -114,6 +122,7 @@ class Node:
 
     def handle(self, message: Message, sender: Identity) -> None: ...
     def joined(self, service: ServiceName, name: str) -> None: ...
+    def leaving(self, service: ServiceName, name: str) -> None: ...
     def lost(self, service: ServiceName, name: str) -> None: ...
 
     def work(self) -> Callable[[], None] | None:
@@ -274,6 +283,9 @@ class ServiceNode(Node):
     def joined(self, service: ServiceName, name: str) -> None:
         self.service.peer_joined(service, name)
 
+    def leaving(self, service: ServiceName, name: str) -> None:
+        self.service.peer_leaving(service, name)
+
     def lost(self, service: ServiceName, name: str) -> None:
         self.service.peer_lost(service, name)
 
@@ -374,6 +386,8 @@ class Network:
         identity = other.mesh.identity
         link = node.mesh.links[identity.name] = Link(node, other)
         self._links.append(link)
+        if node.mesh.leaving:
+            node.mesh.send(identity.service, identity.name, Leaving())
         node.joined(identity.service, identity.name)
 
     def _lose(self, link: Link) -> None:
@@ -394,7 +408,11 @@ class Network:
             else:
                 self._lose(back)
         self._tidy()
-        node.handle(message, sender)
+        if not isinstance(message, Leaving):
+            node.handle(message, sender)
+        elif (back := node.mesh.links.get(sender.name)) is not None and not back.leaving:
+            back.leaving = True
+            node.leaving(sender.service, sender.name)
 
     def _tidy(self) -> None:
         self._links = [link for link in self._links if link.up or link.frames]

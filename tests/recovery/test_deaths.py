@@ -131,16 +131,35 @@ class World:
             self.mesh.call(lambda: self.gateway.flights.close(case.flight, "client closed"))
 
     def kill(self) -> None:
+        if (name := self._victim()) is not None:
+            self.mesh.kill(name)
+
+    def withdraw(self) -> None:
+        if (name := self._victim()) is not None:
+            self.mesh.call(self.mesh.nodes[name].mesh.withdraw)
+
+    def _victim(self) -> str | None:
+        """One that may die, now or later."""
         names = [
             f"{service}.{index}"
             for service, index in self.wanted
             if f"{service}.{index}" in self.mesh.nodes
             and self.deaths[service] < MOST_DEATHS[service]
         ]
-        if names:
-            name = self.rng.choice(names)
-            self.deaths[ServiceName(name.rpartition(".")[0])] += 1
-            self.mesh.kill(name)
+        if not names:
+            return None
+        name = self.rng.choice(names)
+        self.deaths[ServiceName(name.rpartition(".")[0])] += 1
+        return name
+
+    def end(self) -> None:
+        """One that leaves is gone, whether it was done or not."""
+        if self._leaving:
+            self.mesh.kill(self.rng.choice(self._leaving))
+
+    @property
+    def _leaving(self) -> list[str]:
+        return [name for name, node in self.mesh.nodes.items() if node.mesh.leaving]
 
     def revive(self) -> None:
         dead = [one for one in self.wanted if f"{one[0]}.{one[1]}" not in self.mesh.nodes]
@@ -149,6 +168,8 @@ class World:
 
     def settle(self) -> None:
         """All live, and nothing more happens to them."""
+        while self._leaving:
+            self.end()
         for service, index in self.wanted:
             if f"{service}.{index}" not in self.mesh.nodes:
                 self.mesh.start(service, index)
@@ -234,6 +255,7 @@ def test_deaths(
     with capture_logs(), network(rng, make_settings(rng), **sizes) as mesh:
         world = World(mesh, library)
         acts = [world.ask] * 3 + [world.kill] * 2 + [world.revive] * 2 + [world.abort]
+        acts += [world.withdraw, world.end]
         for _ in range(rng.randint(1, 30)):
             rng.choice(acts)()
             for _ in range(rng.choice([0, 3, 30, 100])):

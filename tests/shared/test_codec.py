@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import types
 from array import array
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import IntEnum
-from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.codec import MAX_FRAME_BYTES, VERSION, BadFrame, Identity, decode, encode
+from shared.bounds import INT32_MAX, AtMost, Within
+from shared.codec import (
+    BOUNDS,
+    MAX_FRAME_BYTES,
+    MAX_ITEMS,
+    MAX_NAME,
+    VERSION,
+    BadFrame,
+    Identity,
+    decode,
+    encode,
+)
 from shared.messages import (
     REGISTRY,
     Abort,
     Announce,
+    Decoded,
     Deltas,
+    Embedding,
+    Failure,
+    Finished,
+    Generate,
     Logprobs,
     Message,
     Open,
     Plan,
     Prompt,
+    Refused,
+    Route,
     StepResult,
     Submit,
     TokenDetails,
 )
-from shared.types import Incarnation, Int32s, RequestId, ServiceName, int32s
+from shared.sampling import SamplingParams
+from shared.types import FinishReason, Incarnation, Int32s, RequestId, ServiceName, int32s
 
 SENDER = Identity(ServiceName.GATEWAY, "gateway.0", Incarnation(7))
 LONGEST_REASON = 300  # characters: it is logged, and the frame is a stranger's
@@ -37,16 +58,33 @@ LONGEST_REASON = 300  # characters: it is logged, and the frame is a stranger's
 int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)
 columns = st.lists(int32, max_size=4).map(int32s)
+ids = st.integers(0, INT32_MAX)
+floats = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=2).map(
+    lambda values: struct.pack(f"<{len(values)}f", *values)
+)
 
 
-def column_of(size: int) -> st.SearchStrategy[Int32s]:
-    return st.lists(int32, min_size=size, max_size=size).map(int32s)
+def column_of(size: int, items: st.SearchStrategy[int] = int32) -> st.SearchStrategy[Int32s]:
+    return st.lists(items, min_size=size, max_size=size).map(int32s)
+
+
+def bounded(hint: Any, bound: Within | AtMost) -> st.SearchStrategy[Any]:
+    """Values of a type that a bound allows."""
+    if isinstance(bound, AtMost):
+        return strategy_of(hint).filter(lambda value: len(value) <= bound.length)
+    if hint is float:
+        return st.floats(bound.least, bound.most)
+    return st.integers(int(bound.least), int(bound.most))
 
 
 def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
     """Values of a field's type."""
+    if hint in BOUNDS:
+        return bounded(hint.__supertype__, BOUNDS[hint])
     if isinstance(hint, NewType):
         return strategy_of(hint.__supertype__)
+    if get_origin(hint) is Annotated:
+        return bounded(*get_args(hint))
     if hint is array:
         return columns
     if get_origin(hint) is list:
@@ -63,13 +101,13 @@ def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
         bool: st.booleans(),
         bytes: st.binary(max_size=4),
         types.NoneType: st.none(),
-        float: st.floats(allow_nan=False),  # as NaN equals nothing, itself included
+        float: st.floats(allow_nan=False, allow_infinity=False),
     }
     return plain[hint]
 
 
 def fieldwise(kind: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     names = [field.name for field in fields(kind)]
     return st.builds(kind, **{n: strategy_of(hints[n]) for n in names if n not in given} | given)
 
@@ -90,17 +128,12 @@ def prompts() -> st.SearchStrategy[Prompt]:
     )
 
 
-def announces() -> st.SearchStrategy[Announce]:
-    sizes = [field.name for field in fields(Announce)][1:]
-    return fieldwise(Announce, **{name: st.integers(1, 2**63 - 1) for name in sizes})
-
-
 @st.composite
 def resumed(draw: st.DrawFn, kind: type[Any], generated: st.SearchStrategy[Any]) -> Any:
     """A message with tokens of which some were generated."""
     count = draw(generated)
-    ids = draw(st.lists(int32, min_size=count or 0, max_size=4).map(int32s))
-    return draw(fieldwise(kind, token_ids=st.just(ids), output_tokens=st.just(count)))
+    tokens = draw(st.lists(ids, min_size=count or 0, max_size=4).map(int32s))
+    return draw(fieldwise(kind, token_ids=st.just(tokens), output_tokens=st.just(count)))
 
 
 @st.composite
@@ -116,8 +149,8 @@ def plans(draw: st.DrawFn) -> Plan:
 @st.composite
 def step_results(draw: st.DrawFn) -> StepResult:
     rows = draw(st.integers(0, 3))
-    given = {name: column_of(rows) for name in ("handles", "positions", "token_ids")}
-    finishes = st.binary(min_size=rows, max_size=rows)
+    given = {name: column_of(rows, ids) for name in ("handles", "positions", "token_ids")}
+    finishes = st.lists(st.sampled_from(FinishReason), min_size=rows, max_size=rows).map(bytes)
     result: StepResult = draw(fieldwise(StepResult, finishes=finishes, **given))
     return result
 
@@ -134,7 +167,7 @@ def logprobs(draw: st.DrawFn) -> Logprobs:
     counts, total = pairs(draw, entries)
     given = {name: column_of(entries) for name in ("handles", "positions", "ranks")}
     given |= {"counts": st.just(counts), "token_ids": column_of(total)}
-    values = st.binary(min_size=4 * total, max_size=4 * total)
+    values = st.just(bytes(4 * total))
     found: Logprobs = draw(fieldwise(Logprobs, values=values, **given))
     return found
 
@@ -149,7 +182,7 @@ def token_details(draw: st.DrawFn) -> TokenDetails:
     given |= {"counts": st.just(counts), "pair_ids": column_of(total)}
     for name, size in (("pieces", entries), ("pair_pieces", total)):
         given[name] = st.lists(st.binary(max_size=4), min_size=size, max_size=size)
-    values = st.binary(min_size=4 * total, max_size=4 * total)
+    values = st.just(bytes(4 * total))
     found: TokenDetails = draw(fieldwise(TokenDetails, values=values, **given))
     return found
 
@@ -166,12 +199,13 @@ def deltas(draw: st.DrawFn) -> Deltas:
 
 SPECIAL: dict[type, Callable[[], st.SearchStrategy[Any]]] = {
     Prompt: prompts,
-    Announce: announces,
     Plan: plans,
     Open: lambda: resumed(Open, st.integers(0, 4)),
     Submit: lambda: resumed(Submit, st.none() | st.integers(0, 4)),
     StepResult: step_results,
     Deltas: deltas,
+    Embedding: lambda: fieldwise(Embedding, vector=floats),
+    Finished: lambda: fieldwise(Finished, embedding=floats),
     Logprobs: logprobs,
     TokenDetails: token_details,
 }
@@ -244,7 +278,7 @@ def test_a_field_of_any_other_value_is_refused_or_means_itself(
     message: Message, data: st.DataObject
 ) -> None:
     parts = parts_of(message)
-    place = data.draw(st.sampled_from([parts, parts[6]]))
+    place = data.draw(st.sampled_from([parts, parts[6] or parts]))
     index = data.draw(st.integers(0, len(place) - 1))
     place[index] = data.draw(values)
     decode_or_refuse(msgpack.packb(parts))
@@ -289,6 +323,12 @@ ABORT = parts_of(Abort(RequestId("r1"), "why"))
 NONE = int32s()
 PLAN = parts_of(Plan(1, NONE, [], NONE, NONE, NONE, NONE, NONE, NONE))
 RESULT = parts_of(StepResult(Incarnation(1), 1, int32s(), int32s(), int32s(), b""))
+ONE = int32s([1])
+ROW = parts_of(StepResult(Incarnation(1), 1, ONE, ONE, ONE, b"\0"))
+REFUSED = parts_of(Refused(RequestId("r1"), Failure(400, "no")))
+GENERATE = parts_of(
+    Generate(RequestId("r1"), Prompt(text="hi"), SamplingParams(seed=0), Route("g", "d"))
+)
 
 
 @pytest.mark.parametrize(
@@ -304,6 +344,7 @@ RESULT = parts_of(StepResult(Incarnation(1), 1, int32s(), int32s(), int32s(), b"
         (ABORT, (1,), [10]),
         (ABORT, (2,), "router"),
         (ABORT, (2,), None),
+        (ABORT, (3,), "g" * (MAX_NAME + 1)),
         (ABORT, (3,), b"gateway.0"),
         (ABORT, (4,), 2**63),
         (ABORT, (4,), False),
@@ -312,7 +353,10 @@ RESULT = parts_of(StepResult(Incarnation(1), 1, int32s(), int32s(), int32s(), b"
         (ABORT, (6,), {"request_id": "r1", "reason": "why"}),
         (ABORT, (6, 0), 1),
         (ABORT, (6, 1), None),
+        (ABORT, (6, 0), "r" * 129),
+        (ABORT, (6, 1), "x" * 65537),
         (PLAN, (6, 0), True),  # a bool is no step
+        (PLAN, (6, 0), -1),
         (PLAN, (6, 0), 1.0),
         (PLAN, (6, 0), 2**63),
         (PLAN, (6, 0), -(2**63) + 0.0),
@@ -325,13 +369,36 @@ RESULT = parts_of(StepResult(Incarnation(1), 1, int32s(), int32s(), int32s(), b"
         (RESULT, (6, 2), b"\1\0\0\0"),
         (RESULT, (6, 5), b"\1"),
         (RESULT, (6, 5), ""),
+        (GENERATE, (6, 2, 0), -1),  # a seed
+        (GENERATE, (6, 2, 1), math.nan),
+        (GENERATE, (6, 2, 1), math.inf),
+        (GENERATE, (6, 2, 1), -0.1),
+        (GENERATE, (6, 2, 2), 1.1),
+        (GENERATE, (6, 2, 5), 2**31),  # max_tokens
+        (GENERATE, (6, 2, 6), -1),
+        (GENERATE, (6, 2, 9), ["x" * 16385]),
+        (GENERATE, (6, 2, 9), ["x"] * 1025),
+        (GENERATE, (6, 2, 20), 1001),  # logprobs
+        (GENERATE, (6, 3, 0), "g" * 256),
+        (ROW, (6, 3), b"\xff\xff\xff\xff"),  # negative
+        (ROW, (6, 4), b"\xff\xff\xff\xff"),
+        (ROW, (6, 5), b"\5"),  # no FinishReason
+        (ROW, (6, 7), [b"\1\0\0\0"] * 5 + [struct.pack("<f", math.nan)]),
+        (ROW, (6, 8), [[1, struct.pack("<f", math.inf)]]),
+        (ROW, (6, 8), [[1, b"123"]]),
+        (ROW, (6, 8), [[-1, b""]]),  # a handle
+        (ROW, (6, 8), [[2**31, b""]]),
+        (REFUSED, (6, 1, 0), 200),
+        (REFUSED, (6, 1, 0), 2**40),
     ],
 )
 def test_each_deviation_is_refused(parts: list[Any], path: tuple[int, ...], value: Any) -> None:
     frame: bytes = msgpack.packb(parts)
     decode(frame)
     parts = msgpack.unpackb(frame)
-    place = parts if len(path) == 1 else parts[path[0]]
+    place = parts
+    for step in path[:-1]:
+        place = place[step]
     place[path[-1]] = value
     with pytest.raises(BadFrame) as refusal:
         decode(msgpack.packb(parts))
@@ -344,6 +411,15 @@ def test_an_executor_that_holds_nothing_is_refused(size: str) -> None:
     parts[6][[f.name for f in fields(Announce)].index(size)] = 0
     with pytest.raises(BadFrame):
         decode(msgpack.packb(parts))
+
+
+def _nested(items: int) -> bytes:
+    """Lists in a list, more than so many items in all, of one byte each."""
+    return (
+        b"\xdd"
+        + (items // 1000 + 1).to_bytes(4, "big")
+        + ((b"\xdc" + (1000).to_bytes(2, "big") + b"\xc0" * 1000) * (items // 1000 + 1))
+    )
 
 
 @pytest.mark.parametrize(
@@ -360,6 +436,9 @@ def test_an_executor_that_holds_nothing_is_refused(size: str) -> None:
         b"\xa2\xff\xfe",  # no UTF-8
         b"\xc1",  # never used by msgpack
         b"\x81\x90\x00",  # a key that cannot be hashed
+        b"\x80",  # a map
+        b"\x97" * 7 + b"\xdd\x00\x10\x00\x00" * 400,  # each with room for a million
+        b"\x97\x07\x0a\xa7gateway\xa1g\x01\x00" + _nested(MAX_ITEMS),
         msgpack.packb(msgpack.Timestamp(1, 1)),
         msgpack.packb(msgpack.ExtType(5, b"x" * 100)),
         msgpack.packb([VERSION, 10, "gateway", "g", 1, 0, msgpack.ExtType(5, b"")]),
@@ -377,7 +456,7 @@ def test_hostile_frames_are_refused(frame: bytes) -> None:
 
 
 def test_an_oversized_frame_is_refused_unread() -> None:
-    frame = encode(Abort(RequestId("r1"), "x" * (MAX_FRAME_BYTES - 100)), SENDER)
+    frame = encode(Decoded(RequestId("r1"), "x" * (MAX_FRAME_BYTES - 100)), SENDER)
     assert decode(frame)
     with pytest.raises(BadFrame, match="over"):
         decode(frame + bytes(100))

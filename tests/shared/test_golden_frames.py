@@ -21,6 +21,7 @@ from shared.messages import (
     EnteringSequence,
     Failed,
     Failure,
+    Figure,
     Finished,
     Generate,
     Gone,
@@ -38,6 +39,9 @@ from shared.messages import (
     Register,
     Reopen,
     Route,
+    Status,
+    StatusReply,
+    StatusRequest,
     StepResult,
     Submit,
     TokenDetails,
@@ -45,12 +49,13 @@ from shared.messages import (
     TraceRequest,
 )
 from shared.sampling import Grammar, GrammarKind, LogitBias, SamplingParams
-from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName, int32s
+from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName, State, int32s
 
 SENDER = Identity(ServiceName.SCHEDULER, "scheduler.1", Incarnation(2**62 + 5))
 SENT = 123_456_789  # ns
 ID = RequestId("req-1")
 IDS = int32s([1, -2, 300])
+TOKENS = int32s([1, 2, 300])
 ROUTE = Route("gateway.0", "detokenizer.3")
 FAILURE = Failure(400, "too long", param="prompt", code="context_length_exceeded")
 PARAMS = SamplingParams(
@@ -106,7 +111,7 @@ MESSAGES: list[Message] = [
     ),
     Refused(ID, FAILURE),
     Submit(ID, IDS, SamplingParams(seed=0), ROUTE, "key1", -2, "s", 1),
-    Open(ID, Handle(9), "gateway.0", IDS, PARAMS, 1, "key1", -2, "s"),
+    Open(ID, Handle(9), "gateway.0", TOKENS, PARAMS, 1, "key1", -2, "s"),
     Accepted(ID, 3, "scheduler.1"),
     Announce("f00d", 512, 16, 64, 2048, 8192, 49152, session=3),
     Plan(
@@ -164,6 +169,8 @@ MESSAGES: list[Message] = [
     Reopen(ID, "detokenizer.1"),
     Gone(ID),
     Leaving(),
+    StatusRequest(ID),
+    StatusReply(ID, Status(State.LEAVING, "host", 71, 2.5, [Figure("running", 3.0)])),
 ]
 GOLDEN = {
     "Generate": (
@@ -188,7 +195,7 @@ GOLDEN = {
     ),
     "Open": (
         "970704a97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1599"
-        "a57265712d3109a9676174657761792e30c40c01000000feffffff2c010000dc0019cf7fffffffff"
+        "a57265712d3109a9676174657761792e30c40c01000000020000002c010000dc0019cf7fffffffff"
         "ffffffcb3fe6666666666666cb3feccccccccccccd28cb3fa999999999999a1002c3c40402000000"
         "92a20a0aa4c3a96e64c3c2cb3fe0000000000000cbbfe0000000000000cb3ff40000000000009192"
         "05cbc059000000000000c408050000000600000091a26e6f91c40807000000080000009202a65b61"
@@ -294,7 +301,16 @@ GOLDEN = {
         "97071aa97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1591"
         "a57265712d31"
     ),
-    "Leaving": "97071ba97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1590",
+    "Leaving": ("97071ba97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1590"),
+    "StatusRequest": (
+        "97071ca97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1591"
+        "a57265712d31"
+    ),
+    "StatusReply": (
+        "97071da97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1592"
+        "a57265712d319502a4686f737447cb40040000000000009192a772756e6e696e67cb400800000000"
+        "0000"
+    ),
 }
 CHANGED = "the wire format changed: raise VERSION in shared/codec.py and put the new bytes here"
 

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from services.detokenizer import service as detokenizer_service
 from services.detokenizer.service import DetokenizerService
+from shared.codec import Identity, encode
 from shared.messages import (
     Abort,
     Accepted,
@@ -24,8 +25,9 @@ from shared.messages import (
 )
 from shared.sampling import SamplingParams
 from shared.settings import BadSetting
-from shared.types import FinishReason, Handle, RequestId, ServiceName, int32s
-from tests.conftest import until
+from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName, int32s
+from tests.conftest import PATIENCE, until
+from tests.shared.mesh_member import raw_push
 
 if TYPE_CHECKING:
     from tests.conftest import Station, Stations
@@ -87,9 +89,12 @@ async def test_a_stop_string_reaches_gateway_and_scheduler(
     service = await stations.serve(DetokenizerService)
     gateway = await stations.station(GATEWAY)
     scheduler = await stations.station(SCHEDULER)
+    executor = await stations.station(EXECUTOR)
     await stations.linked(service, gateway, scheduler)
-    scheduler.say(DETOKENIZER, opened(stop="Hi"), step(scheduler, 0, hello[0], FinishReason.NONE))
+    await stations.linked(executor, service)
+    scheduler.say(DETOKENIZER, opened(stop="Hi"))
     await gateway.next(Accepted)
+    executor.say(DETOKENIZER, step(scheduler, 0, hello[0], FinishReason.NONE))
     assert (await gateway.next(Deltas)).finished[0].stop_reason == "Hi"
     assert (await scheduler.next(Abort)).request_id == REQUEST
 
@@ -99,8 +104,11 @@ async def test_what_a_gateway_is_told_before_it_is_linked_reaches_it(
 ) -> None:
     service = await stations.serve(DetokenizerService)
     scheduler = await stations.station(SCHEDULER)
+    executor = await stations.station(EXECUTOR)
     await stations.linked(service, scheduler)
-    scheduler.say(DETOKENIZER, opened(), step(scheduler, 0, hello[0], FinishReason.LENGTH))
+    await stations.linked(executor, service)
+    scheduler.say(DETOKENIZER, opened())
+    executor.say(DETOKENIZER, step(scheduler, 0, hello[0], FinishReason.LENGTH))
     gateway = await stations.station(GATEWAY)
     await gateway.next(Accepted)
     assert (await gateway.next(Deltas)).texts == ["Hi"]
@@ -152,6 +160,22 @@ async def test_but_it_does_not_wait_for_ever(
     [end] = (await gateway.next(Deltas)).finished
     assert end.failure is not None and end.failure.status == 503
     assert not service.busy
+
+
+@pytest.mark.parametrize("returns", [True, False])
+async def test_a_scheduler_may_speak_when_it_is_dead(
+    stations: Stations, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    """We were told of its loss before that, and it will not be lost again."""
+    monkeypatch.setattr(detokenizer_service, "DOUBT_SECONDS", PATIENCE if returns else 0.05)
+    service = await stations.serve(DetokenizerService)
+    gateway = await stations.station(GATEWAY)
+    await stations.linked(service, gateway)
+    with raw_push(Path(stations.directory), "detokenizer.0") as push:
+        push.send(encode(opened(), Identity(SCHEDULER, "scheduler.0", Incarnation(1))))
+        await gateway.next(Accepted)
+    heir = await stations.station(SCHEDULER, index=0 if returns else 1)
+    assert (await heir.next(Submit)).request_id == REQUEST
 
 
 async def test_a_recall_is_answered(stations: Stations) -> None:

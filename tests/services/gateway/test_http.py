@@ -18,7 +18,7 @@ from shared.types import int32s
 from tests.services.gateway.scripted_mesh import ScriptedMesh, background, wait_ready
 
 POSTS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
-GETS = ["/v1/models", "/metrics", "/trace", "/version"]
+GETS = ["/v1/models", "/metrics", "/status", "/trace", "/version"]
 JSON = {"content-type": "application/json"}
 MAX_BODY = 10_000
 

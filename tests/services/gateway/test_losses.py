@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from services.gateway import flights, launches, questions
+from shared.codec import Identity, encode
 from shared.messages import (
     Abort,
     Accepted,
@@ -24,7 +26,7 @@ from shared.messages import (
     Gone,
     Reopen,
 )
-from shared.types import FinishReason, RequestId, ServiceName, int32s
+from shared.types import FinishReason, Incarnation, RequestId, ServiceName, int32s
 from tests.services.gateway.scripted_mesh import (
     CREDIT,
     Peer,
@@ -33,6 +35,7 @@ from tests.services.gateway.scripted_mesh import (
     events_of,
     until,
 )
+from tests.shared.mesh_member import raw_push
 
 TOKENIZER, SCHEDULER, DETOKENIZER = (
     ServiceName.TOKENIZER,
@@ -183,6 +186,22 @@ async def test_a_lost_detokenizers_requests_go_on(
         asked = await mesh.scheduler.hear(Reopen)
         assert asked == Reopen(request.request_id, request.route.detokenizer)
         replay(other, request)
+        assert (await answering).json()["choices"][0]["text"] == "abcd"
+
+
+async def test_a_detokenizer_may_accept_when_it_is_dead(
+    mesh: ScriptedMesh, client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gateway was told of its loss before that, and it will not be lost again."""
+    monkeypatch.setattr(flights, "HEARSAY_SECONDS", 0.05)
+    async with background(complete(client)) as answering:
+        request = await mesh.tokenizer.hear(Generate)
+        accepted = Accepted(request.request_id, 3, "scheduler.0")
+        with raw_push(Path(mesh.directory), "gateway.0") as push:
+            push.send(encode(accepted, Identity(DETOKENIZER, "detokenizer.7", Incarnation(1))))
+            asked = await mesh.scheduler.hear(Reopen)
+        assert asked == Reopen(request.request_id, "detokenizer.7")
+        replay(mesh.detokenizer, request)
         assert (await answering).json()["choices"][0]["text"] == "abcd"
 
 

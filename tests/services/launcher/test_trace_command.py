@@ -4,67 +4,23 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from services.launcher.cli import run
+from tests.services.launcher import conftest
+from tests.services.launcher.conftest import Gateway
 
 EMPTY = b'{"traceEvents": []}'
 
 
-class Gateway(ThreadingHTTPServer):
-    """Answers everything with what the test says."""
-
-    status, content = 200, EMPTY
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str | None]] = []  # path, authorization
-        super().__init__(("127.0.0.1", 0), Handler)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Gateway
-
-    def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers["authorization"]))
-        self.send_response(self.server.status)
-        self.end_headers()
-        self.wfile.write(self.server.content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the test's output is its own."""
-
-
-@pytest.fixture
-def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
-    with Gateway() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 def complaint(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
-    """The one line that it fails with."""
-    assert run(["trace", *words]) == code
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("headrace trace: ") and err.count("\n") == 1
-    return err
+    return conftest.complaint(capsys, code, "trace", *words)
 
 
 def test_what_is_asked_for(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway.content = EMPTY
     monkeypatch.setenv("HEADRACE_API_KEY", "first,second")
     assert run(["trace", "--url", f"{gateway.url}/v1/"]) == 0
     assert run(["trace", "--url", gateway.url, "--seconds", "2", "--api-key", "other"]) == 0
@@ -76,6 +32,7 @@ def test_what_is_asked_for(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_key_none_is_sent(
     gateway: Gateway, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
+    gateway.content = EMPTY
     assert run(["trace", "--url", gateway.url, "-o", "-"]) == 0
     assert gateway.asked == [("/trace?seconds=5.0", None)]
     assert capfdbinary.readouterr() == (EMPTY, b"")
@@ -105,6 +62,7 @@ def test_what_is_no_trace_is_not_saved(
 def test_a_file_that_cannot_be_written(
     gateway: Gateway, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    gateway.content = EMPTY
     line = complaint(capsys, 1, "--url", gateway.url, "-o", "no/such/place")
     assert line == "headrace trace: cannot write no/such/place: No such file or directory\n"
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.model_executor.service import ModelExecutorService
+from shared.codec import encode
 from shared.messages import Announce, MetricsReply, MetricsRequest, Plan, Register, StepResult
 from shared.sampling import SamplingParams
 from shared.settings import Settings
 from shared.types import FinishReason, Handle, RequestId, ServiceName, int32s
+from tests.conftest import until
 from tests.services.model_executor.plan_maker import PlanMaker, Running
+from tests.shared.mesh_member import raw_push
 
 if TYPE_CHECKING:
     from tests.conftest import Station, Stations
@@ -158,6 +162,24 @@ async def test_a_scheduler_that_does_not_know_us_hears_of_us(stations: Stations)
     await ask(scheduler, PlanMaker(again), one)
     other.say(EXECUTOR, Register("not yours"), MetricsRequest(RequestId("m")))
     await other.next(MetricsReply)  # and no `Announce` before it
+    assert one.outputs[0] == ANSWER
+
+
+async def test_a_plan_of_a_scheduler_that_has_died_binds_nobody(stations: Stations) -> None:
+    service = await serve(stations)
+    async with leaving(stations, service) as dead:
+        capacity = await dead.next(Announce)
+    await until(lambda: not service.mesh.present(SCHEDULER))
+    maker = PlanMaker(capacity)
+    maker.enter(question())
+    scheduler = await stations.station(SCHEDULER, index=1)
+    await stations.linked(service, scheduler)
+    capacity, one = await scheduler.next(Announce), question()
+    with raw_push(Path(stations.directory), service.mesh.identity.name) as push:
+        push.send(encode(maker.plan(), dead.mesh.identity))
+        scheduler.say(EXECUTOR, Register("a test"))
+        assert await scheduler.next(Announce) == capacity
+        await ask(scheduler, PlanMaker(capacity), one)
     assert one.outputs[0] == ANSWER
 
 

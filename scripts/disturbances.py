@@ -1,0 +1,107 @@
+"""What befalls containers under load: they are killed, paused, added and removed.
+
+Of none does any client see more than a pause, but those of a gateway that was killed.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+from checklist import CheckFailed
+from containers import TOKENS, Containers
+from load import QUESTIONS, Load, Tally, ask
+from stack import IN_MESH
+
+BEFORE, AFTER = 4.0, 8.0  # seconds of load around a disturbance
+PAUSE = 40.0  # seconds; a link lives through 20 s without a heartbeat
+
+
+class Disturbances:
+    def __init__(self, containers: Containers, clients: int) -> None:
+        self._clients = clients
+        self._expected = containers.expected
+        self._stack = containers.stack
+
+    def kill(self, service: str) -> str:
+        container = self._victim(service)
+        with self._load() as tally:
+            time.sleep(BEFORE)
+            self._stack.kill(container)
+            took = self._whole_again()
+            time.sleep(AFTER)
+        _right(tally, may_lose=service == "gateway")
+        return f"whole again after {took:.0f} s; {tally}"
+
+    def pause(self, service: str) -> str:
+        """It hangs with all its threads: the others go on without it, until it is back."""
+        container = self._victim(service)
+        with self._load() as tally:
+            time.sleep(BEFORE)
+            before = sum(tally.counts.values())
+            with self._stack.paused(container):
+                time.sleep(PAUSE)
+                meanwhile = sum(tally.counts.values()) - before
+            took = self._whole_again()
+            time.sleep(AFTER)
+        _right(tally)
+        if not meanwhile:
+            raise CheckFailed(f"no answer in {PAUSE:.0f} s without it; {tally}")
+        return f"{meanwhile} answers meanwhile, whole again after {took:.0f} s; {tally}"
+
+    def rescale(self, **scale: int) -> str:
+        with self._load() as tally:
+            time.sleep(BEFORE)
+            began = time.monotonic()
+            self._stack.up(**scale)
+            self._stack.wait_whole()
+            took = time.monotonic() - began
+            time.sleep(AFTER)
+        _right(tally)
+        return f"{dict(self._stack.instances())} after {took:.0f} s; {tally}"
+
+    def remove_gateway(self) -> str:
+        """The one that goes ends its answers first; a balancer has taken it off its list."""
+        first, second = self._stack.gateways()
+        answers: list[str] = []
+        question = QUESTIONS[0]
+        client = Thread(target=lambda: answers.append(ask(second, question, 6 * TOKENS).kind))
+        client.start()
+        time.sleep(1.0)
+        told = self.rescale(gateway=1)
+        client.join()
+        if answers != ["right"]:
+            raise CheckFailed(f"the answer of the gateway that was removed: {answers[0]}")
+        if self._stack.gateways() != [first]:
+            raise CheckFailed(f"gateways are at {self._stack.gateways()}, not at {first}")
+        return f"its answer came whole; {told}"
+
+    def _victim(self, service: str) -> str:
+        """One that works, if there are spares."""
+        containers = self._stack.containers(service)
+        if service != "executor":
+            return random.choice(list(containers.values()))
+        happened = self._stack.events(60)
+        names = {at: (IN_MESH[service], f"{at}:7104") for at in containers}
+        return containers[max(containers, key=lambda at: happened[names[at]].total())]
+
+    def _whole_again(self) -> float:
+        """Seconds until it is."""
+        began = time.monotonic()
+        self._stack.wait_whole()
+        return time.monotonic() - began
+
+    @contextmanager
+    def _load(self) -> Iterator[Tally]:
+        load = Load(self._stack.url, self._expected, self._clients, TOKENS)
+        with load:
+            yield load.tally
+
+
+def _right(tally: Tally, *, may_lose: bool = False) -> None:
+    allowed = {"right", "lost", "refused"} if may_lose else {"right"}
+    if not tally.counts["right"] or set(tally.counts) - allowed:
+        raise CheckFailed(str(tally))
