@@ -71,10 +71,10 @@ class SchedulerService(Service):
     @property
     def load(self) -> Mapping[str, float]:
         return {
-            "running": self._core.num_running,
+            "running": self._core.fleet.num_running,
             "waiting": len(self._core.waiting),
-            "slots": self._core.max_num_seqs,
-            "kv_cache_usage": self._core.cache_usage,
+            "slots": self._core.fleet.max_num_seqs,
+            "kv_cache_usage": self._core.fleet.cache_usage,
             "tokens": self._core.counters.generation_tokens,
             "preemptions": self._core.counters.preemptions,
             "recoveries": total(self._recoveries),
