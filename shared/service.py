@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from shared.metrics import ProcessCollector
 from shared.pulse import PULSE_VARIABLE, Pulse
 from shared.settings import BadSetting, Settings, parse_settings
 from shared.trace import NONE, Trace
-from shared.types import ServiceName, State
+from shared.types import EXIT_BAD_SETTING, EXIT_FAULT, ServiceName, State
 from shared.watchdog import Watchdog
 
 LIFELINE_VARIABLE = "HEADRACE_LIFELINE_FD"  # a pipe whose other end the launcher holds
@@ -35,9 +36,6 @@ QUIET_SECONDS = 0.25  # without work, until what was sent before we were known t
 
 A = TypeVar("A")
 B = TypeVar("B")
-
-EXIT_FAULT = 1
-EXIT_BAD_SETTING = 2
 
 
 class StartError(Exception):
@@ -136,6 +134,7 @@ class Service:
     async def _start(self) -> None:
         try:
             await self.start()
+            _keep_for_good()
             if self.inspection.state is State.LOADING:
                 self.inspection.state = State.READY
             self.log.info("started", name=self.mesh.identity.name)
@@ -227,6 +226,13 @@ class Service:
     def _end(self, code: int) -> None:
         if not self._ended.done():
             self._ended.set_result(code)
+
+
+def _keep_for_good() -> None:
+    """What is there by now stays: looking through it for garbage again and again would hold up
+    whoever is served, for a fifth of a second where many modules are loaded."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _serve(kind: type[Service], settings: Settings) -> int:

@@ -41,6 +41,11 @@ def int32s_to_bytes(column: Int32s) -> bytes:
     return column.tobytes()
 
 
+# How a process ends that could not do what it was to do.
+EXIT_FAULT = 1
+EXIT_BAD_SETTING = 2  # and whoever started it can mend it
+
+
 class ServiceName(StrEnum):
     """The services of the mesh; the value is the name in paths, DNS and on the command line."""
 

@@ -20,8 +20,8 @@ from services.batch.output import Output, OutputError, open_output
 from services.batch.own_mesh import MeshEnded, OwnMesh, own_settings, own_window, quiet
 from services.batch.progress import Progress
 from services.batch.run import Run, Tally
-from shared.service import EXIT_BAD_SETTING, EXIT_FAULT
 from shared.settings import BadSetting
+from shared.types import EXIT_BAD_SETTING, EXIT_FAULT
 
 GO_ON = "the same command goes on from here"
 

@@ -16,8 +16,9 @@ from typing import Any, Self
 
 from services.batch.client import WINDOW
 from services.batch.failures import ServerGone
-from shared.service import EXIT_BAD_SETTING, LIFELINE_VARIABLE
+from shared.service import LIFELINE_VARIABLE
 from shared.settings import Settings, flag_of, parse_settings, variable_of
+from shared.types import EXIT_BAD_SETTING
 from shared.unix_socket import PREFIX
 
 LONGEST_BASE = 64  # bytes; the path of a socket may have 107 in all

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from http.client import HTTPException
 from typing import NoReturn
 
-from shared.service import EXIT_BAD_SETTING, EXIT_FAULT
+from shared.types import EXIT_BAD_SETTING, EXIT_FAULT
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 ANSWER_SECONDS = 60

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from shared.service import EXIT_BAD_SETTING
-from shared.types import ServiceName
+from shared.types import EXIT_BAD_SETTING, ServiceName
 
 USAGE = f"""\
 usage: headrace serve [MODEL] [flags]   a whole mesh on this machine
@@ -28,7 +27,12 @@ Each command explains its flags with --help; HEADRACE_* variables set them too."
 
 
 def main() -> NoReturn:
-    sys.exit(run(sys.argv[1:]))
+    # What a command needs is loaded within: Ctrl-C is quiet meanwhile, too.
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+    sys.exit(code)
 
 
 def run(words: Sequence[str]) -> int:
@@ -58,6 +62,8 @@ def run(words: Sequence[str]) -> int:
             module = f"services.{name.replace('-', '_')}"
             os.execv(sys.executable, [sys.executable, "-P", "-m", module, *rest])
         case ["--version" | "-V"]:
+            from importlib.metadata import version
+
             print(f"headrace {version('headrace')}")
             return 0
         case ["--help" | "-h" | "help"]:

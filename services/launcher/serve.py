@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import shlex
 import shutil
@@ -23,8 +24,9 @@ from services.launcher.readiness import wait_ready
 from services.launcher.supervisor import StartFailed, Supervisor, instances_of
 from shared.logs import configure_logs
 from shared.model import read_model_info
-from shared.service import EXIT_BAD_SETTING, EXIT_FAULT, LIFELINE_VARIABLE
+from shared.service import LIFELINE_VARIABLE
 from shared.settings import BadSetting, Settings, parse_settings
+from shared.types import EXIT_BAD_SETTING, EXIT_FAULT
 
 LONGEST_RUN_DIRECTORY = 64  # bytes; socket names follow, and a path may have 107 in all
 FIXED = {  # what the launcher decides for its children
@@ -44,6 +46,7 @@ def serve(words: Sequence[str]) -> int:
         settings = _parse(words)
         configure_logs(settings.log_level, settings.log_format, "launcher", 0)
         with http_listener(settings) as listener:
+            _check_device(settings)
             settings = _with_model(settings)
             setproctitle.setproctitle("headrace: launcher")
             asyncio.run(_run(settings, listener, began))
@@ -53,8 +56,6 @@ def serve(words: Sequence[str]) -> int:
     except StartFailed as error:
         _say(f"headrace serve: {error}; the log above says why")
         return EXIT_FAULT
-    except KeyboardInterrupt:  # before the supervisor took over the signals
-        return 130
     return 0
 
 
@@ -62,6 +63,18 @@ def _parse(words: Sequence[str]) -> Settings:
     if words and not words[0].startswith("-"):
         words = ["--model", *words]
     return parse_settings(None, words, os.environ, **FIXED)
+
+
+def _check_device(settings: Settings) -> None:
+    """Say at once what the executor would find out after seconds of loading; raises BadSetting."""
+    if settings.device != "cuda" or Path("/dev/kfd").exists():  # an AMD GPU's
+        return
+    try:
+        ctypes.CDLL("libcuda.so.1")  # the driver's, without which no NVIDIA GPU can be used
+    except OSError:
+        raise BadSetting(
+            "--device cuda: no GPU with a driver is here; without this, the CPU is used"
+        ) from None
 
 
 def _with_model(settings: Settings) -> Settings:

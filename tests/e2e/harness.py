@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,13 @@ class RunningMesh:
 
 
 @contextmanager
-def running_mesh(model: Path, *flags: str, **environment: str) -> Iterator[RunningMesh]:
-    """Start a mesh, wait until it is ready, and take it down at the end."""
+def running_mesh(
+    model: Path, *flags: str, within: Sequence[str] = (), **environment: str
+) -> Iterator[RunningMesh]:
+    """Start a mesh, wait until it is ready, and take it down at the end.
+
+    `within`: a command that starts the command after it.
+    """
     with tempfile.TemporaryDirectory(prefix="hr-test-", dir="/tmp") as scratch:
         log = Path(scratch) / "log"
         runtime = Path(scratch) / "run"
@@ -97,7 +102,7 @@ def running_mesh(model: Path, *flags: str, **environment: str) -> Iterator[Runni
         words = ["serve", str(model), "--port", "0", "--served-model-name", MODEL, *flags]
         with log.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "services.launcher", *words],
+                [*within, sys.executable, "-P", "-m", "services.launcher", *words],
                 stderr=stream,
                 env=os.environ | {"XDG_RUNTIME_DIR": str(runtime)} | environment,
             )

@@ -25,8 +25,7 @@ from shared.messages import (
     Submit,
 )
 from shared.sampling import Grammar, GrammarKind, SamplingParams
-from shared.service import EXIT_BAD_SETTING
-from shared.types import RequestId, ServiceName, int32s
+from shared.types import EXIT_BAD_SETTING, RequestId, ServiceName, int32s
 from tests.conftest import until
 
 if TYPE_CHECKING:
