@@ -23,7 +23,7 @@ from shared.bounds import (
     Within,
 )
 from shared.sampling import SamplingParams
-from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId, State
+from shared.types import FinishReason, Handle, Incarnation, Int32s, RequestId, State, int32s
 
 FLOAT_BYTES = 4
 
@@ -393,9 +393,13 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """scheduler -> detokenizer: an executor was lost; submit all again that you have of me."""
+    """scheduler -> detokenizer: an executor was lost; submit again what you have of me.
+
+    But not what ran elsewhere: `spared`.
+    """
 
     number: Number  # which loss
+    spared: Int32s = field(default_factory=int32s)  # handles
 
 
 @dataclass(frozen=True, slots=True)

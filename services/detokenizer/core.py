@@ -147,8 +147,10 @@ class DetokenizerCore:
     def recall(self, recall: Recall, scheduler: Identity) -> list[Outgoing]:
         """It lost an executor, which may have told us more than it, or less."""
         outbox = Outbox()
-        for journal in self._life(scheduler).journals.values():
-            outbox.tell(scheduler.name, journal.submission(self._name))
+        spared = set(recall.spared)
+        for handle, journal in self._life(scheduler).journals.items():
+            if handle not in spared:
+                outbox.tell(scheduler.name, journal.submission(self._name))
         outbox.tell(scheduler.name, Recalled(recall.number))
         return outbox.messages()
 

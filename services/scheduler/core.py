@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
-from services.scheduler.in_flight import InFlight
-from services.scheduler.limits import Limits
-from services.scheduler.pace import Pace
-from services.scheduler.planner import Planner
+from services.scheduler.admission import admit, invites
+from services.scheduler.engine import Options
+from services.scheduler.fleet import Fleet
 from services.scheduler.policy import FairQueue
-from services.scheduler.prefix_cache import PrefixCacheStats
-from services.scheduler.sequence import NO_SLOT, Sequence
+from services.scheduler.results import Counters, Intake
+from services.scheduler.sequence import Sequence
 from shared.messages import Announce, Failure, Plan, StepResult, Submit
 from shared.tombstones import Tombstones
-from shared.types import Handle, RequestId
+from shared.types import Handle, Int32s, RequestId, int32s
 
 UNLIMITED = 2**31 - 1  # tokens
 MAX_EXECUTOR_DEATHS = 3  # a request that ran in so many is taken for their cause
@@ -26,19 +23,8 @@ QUEUE_FULL = Failure(429, "the queue is full, try again later", code="rate_limit
 POISON = Failure(500, f"the model executor died {MAX_EXECUTOR_DEATHS} times running this request")
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start."""
-
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    late_tokens: int = 0  # of requests that ended meanwhile
-    preemptions: int = 0
-    leases: int = 0  # plans that bore one
-
-
 class SchedulerCore:
-    """Queue, running set and the plans that are under way on one executor."""
+    """All requests that have not ended, those that wait in one queue, and the executors."""
 
     def __init__(
         self,
@@ -51,106 +37,88 @@ class SchedulerCore:
         prefix_caching: bool = True,
         max_decode_slowdown: float = math.inf,
     ) -> None:
-        """`max_num_seqs` is that of the executor to come, for as long as there was none."""
+        """`max_num_seqs` is that of the executors to come, for as long as there were none."""
         self.counters = Counters()
-        self.cache_stats = PrefixCacheStats()
         self.waiting: FairQueue[Sequence] = FairQueue()
         self.unopened: dict[RequestId, Sequence] = {}  # their detokenizer is to be told, or lost
-        self._max_queue = max_queue
-        self._max_num_seqs = max_num_seqs
-        self._clock = clock
-        self._planner: Planner | None = None
-        self._limits: Limits | None = None  # of the executor, while there is one
-        self._fingerprint: str | None = None
-        self._known: dict[RequestId, Sequence] = {}
-        self._tombstones = Tombstones()
-        self._by_handle: dict[int, Sequence] = {}
-        self._run_ahead = run_ahead
-        self._max_lease = max_lease
-        self._prefix_caching = prefix_caching
-        self._max_decode_slowdown = max_decode_slowdown
-        self._in_flight = InFlight()
-        self._handles = itertools.count(1)
+        self.fleet = Fleet(
+            Options(run_ahead, max_lease, prefix_caching, max_decode_slowdown), max_num_seqs
+        )
         self.recalls = 0  # times that an executor was lost
-        self._steps = itertools.count(1)  # of all executors: a late result never meets its number
-
-    @property
-    def connected(self) -> bool:
-        return self._planner is not None
-
-    @property
-    def num_running(self) -> int:
-        return len(self._planner.running) if self._planner else 0
-
-    @property
-    def max_num_seqs(self) -> int:
-        return self._planner.capacity.max_num_seqs if self._planner else 0
+        self._max_queue = max_queue
+        self._clock = clock
+        self._known: dict[RequestId, Sequence] = {}
+        self._by_handle: dict[int, Sequence] = {}
+        self._stranded: set[Sequence] = set()  # no executor that is here is large enough for them
+        self._tombstones = Tombstones()
+        self._handles = itertools.count(1)
+        self._intake = Intake(self._by_handle, self.waiting, self.counters, self._drop)
 
     @property
     def max_queue(self) -> int:
-        return self._max_queue if self._planner else 0
-
-    @property
-    def cache_usage(self) -> float:
-        return self._planner.pool.usage if self._planner else 0.0
+        return self._max_queue if self.fleet else 0
 
     @property
     def num_requests(self) -> int:
         return len(self._known)
 
-    def running(self, handle: Handle) -> Sequence:
-        """A sequence of the running set."""
-        assert self._planner is not None
-        return self._planner.running[handle]
+    def sequence(self, handle: Handle) -> Sequence:
+        """Raises KeyError if it has ended."""
+        return self._by_handle[handle]
 
-    def connect(self, capacity: Announce) -> list[tuple[Sequence, Failure]]:
-        """Take an executor; raises ValueError if it has another model than the one before.
+    @property
+    def stuck(self) -> bool:
+        """Whether somebody waits for an executor that is not there."""
+        return bool(self._stranded or (self._known and not self.fleet))
 
-        Returns the requests, ended, that were taken for the one before and do not fit into this.
+    def is_stuck(self, sequence: Sequence) -> bool:
+        return not self.fleet or sequence in self._stranded
+
+    def connect(self, name: str, capacity: Announce) -> list[tuple[Sequence, Failure]]:
+        """Take an executor; raises ValueError if it has another model than those before.
+
+        Returns the requests, ended, that were taken while there was none and do not fit into it.
         """
-        if self._fingerprint not in (None, capacity.fingerprint):
-            raise ValueError(
-                f"executor has model {capacity.fingerprint}, requests are for {self._fingerprint}"
-            )
-        self._fingerprint, self._max_num_seqs = capacity.fingerprint, capacity.max_num_seqs
-        self._limits = Limits(capacity)
-        self._planner = Planner(
-            capacity,
-            self._steps,
-            self._in_flight,
-            Pace(self._max_decode_slowdown, capacity.max_num_batched_tokens),
-            max_lease=self._max_lease,
-            prefix_caching=self._prefix_caching,
-            cache_stats=self.cache_stats,
-        )
-        fitted = [(sequence, self._limits.fit(sequence)) for sequence in self._known.values()]
-        misfits = [(sequence, failure) for sequence, failure in fitted if failure is not None]
+        first = not self.fleet
+        self.fleet.add(name, capacity)
+        sequences = list(self._known.values()) if first else []
+        misfits = [(one, failure) for one in sequences if (failure := self.fleet.fit(one))]
         for sequence, _ in misfits:
             self._drop(sequence)
+        self._stranded = self.fleet.strand(self._known.values())
         return misfits
 
-    def disconnect(self) -> list[Sequence]:
-        """The executor is gone. What ran is queued to be computed again; returns the poisonous.
+    def disconnect(self, name: str, *, died: bool = True) -> list[Sequence]:
+        """An executor is gone. What ran there waits to be computed again; returns the poisonous.
 
-        The executor may have told the detokenizers more than us, or less. So all is held back until
-        they have answered recall number `recalls`.
+        It may have told the detokenizers more than us, or less. So all that it had is held back
+        until they have answered recall number `recalls`.
         """
-        if self._planner is None:
+        engine = self.fleet.remove(name)
+        if engine is None:
             return []
         self.recalls += 1
-        victims = list(self._planner.running.values())
+        victims = list(engine.running.values())
         for sequence in victims:
-            sequence.executor_deaths += 1
-            self._planner.preempt(sequence, self.waiting)
-        self._planner = self._limits = None
-        self._in_flight.clear()
+            sequence.executor_deaths += died
+            engine.planner.preempt(sequence, self.waiting)
+        engine.in_flight.clear()
         poisonous = [s for s in victims if s.executor_deaths >= MAX_EXECUTOR_DEATHS]
         for sequence in poisonous:
             self._drop(sequence)
         for sequence in self._known.values():
-            if sequence.opened:
+            if sequence.opened and sequence.executor == name:
                 sequence.recall, sequence.resubmitted = self.recalls, False
+        self._stranded = self.fleet.strand(self._known.values()) if self.fleet else set()
         return poisonous
+
+    def spared(self, detokenizer: str) -> Int32s:
+        """The handles there that the newest recall does not concern."""
+        return int32s(
+            sequence.handle
+            for sequence in self._known.values()
+            if sequence.route.detokenizer == detokenizer and sequence.recall != self.recalls
+        )
 
     def recalled(self, number: int, detokenizer: str) -> None:
         """All is said: what this detokenizer did not submit again has ended there."""
@@ -163,8 +131,7 @@ class SchedulerCore:
     def set_aside(self, sequence: Sequence) -> None:
         """It does not run until a detokenizer was told of it anew, be it another or the same."""
         if sequence.running:
-            assert self._planner is not None
-            self._planner.preempt(sequence, self.waiting)
+            self.fleet[sequence.executor].planner.preempt(sequence, self.waiting)
         sequence.opened, sequence.retold = False, True
         sequence.recall = 0  # it will be told more than it could say
         self.unopened[sequence.request_id] = sequence
@@ -182,20 +149,6 @@ class SchedulerCore:
         if sequence is not None and sequence.route.detokenizer == detokenizer:
             self.set_aside(sequence)
         return sequence is not None
-
-    def settled(self, sequence: Sequence) -> bool:
-        """Whether no result that is under way can bring tokens of what waits."""
-        return not sequence.running and self._in_flight.done(sequence.held_step)
-
-    def assign(self, sequence: Sequence, detokenizer: str) -> None:
-        """Choose whom to tell of a settled sequence.
-
-        It will be told of the tokens that are known here; those that a client wants to hear more
-        of than their text it must see for itself, so they are generated again.
-        """
-        sequence.route = replace(sequence.route, detokenizer=detokenizer)
-        if sequence.retold and sequence.asked.wants_tokens:
-            sequence.rewind(sequence.token_ids[: sequence.num_prompt])
 
     def opened(self, sequence: Sequence) -> None:
         """Its detokenizer was told."""
@@ -227,7 +180,7 @@ class SchedulerCore:
             cache_salt=request.cache_salt,
             num_output=request.output_tokens or 0,
         )
-        if self._limits is not None and (misfit := self._limits.fit(sequence)) is not None:
+        if (misfit := self.fleet.fit(sequence)) is not None:
             return misfit
         self._known[request.request_id] = sequence
         self._by_handle[sequence.handle] = sequence
@@ -250,60 +203,31 @@ class SchedulerCore:
             self._drop(sequence)
         return dropped
 
-    def plan(self) -> Plan | None:
-        """A plan to be sent now; None if enough are under way, or there is nothing to do."""
-        planner, in_flight = self._planner, self._in_flight
-        if planner is None or in_flight.unacknowledged > self._run_ahead:
-            return None
-        if in_flight.leased and not in_flight.due and not planner.news(self.waiting):
-            return None
-        before = planner.preemptions
-        plan = planner.plan(self.waiting)
-        self.counters.preemptions += planner.preemptions - before
-        if plan is not None:
-            in_flight.send(plan.step, plan.lease, plan.jump)
-            planner.pace.sent(plan, self._clock())
-            self.counters.leases += plan.lease > 0
-        return plan
+    def plan(self) -> list[tuple[str, Plan]]:
+        """Plans to be sent now, at most one for each executor; none if there is nothing to do."""
+        engines, now = self.fleet.engines, self._clock()
+        drafts = {
+            engine: draft
+            for engine in engines
+            if engine.ready
+            and (draft := engine.begin(self.waiting, invites=invites(engine, self.waiting)))
+        }
+        admit(self.waiting, engines, drafts, now)
+        plans = []
+        for engine, draft in drafts.items():
+            self.counters.preemptions += draft.preempted
+            if (plan := engine.finish(draft, now)) is not None:
+                self.counters.leases += plan.lease > 0
+                plans.append((engine.name, plan))
+        return plans
 
-    def apply(self, result: StepResult) -> None:
+    def apply(self, executor: str, result: StepResult) -> None:
         """Take in what an iteration sampled; results of steps that are not under way are late."""
-        if self._planner is None or not self._in_flight.receive(result.step, result.iteration):
+        engine = self.fleet.get(executor)
+        if engine is not None and engine.hear(result, self._clock()):
+            self._intake.take(result, engine)
+        else:
             self.counters.late_tokens += len(result.handles)
-            return
-        self._planner.pace.heard(result.step, self._clock())
-        known, counters, prefixes = self._by_handle, self.counters, self._planner.prefixes
-        block_size, unplanned = prefixes.block_size, result.iteration > 0
-        jumping, newest = bool(self._planner.jumping), 0  # no handle is 0
-        tenants = []  # one for each token
-        hidden = 0  # tokens that only end their sequence
-        for handle, position, token, finish in zip(
-            result.handles, result.positions, result.token_ids, result.finishes, strict=True
-        ):
-            sequence = known.get(handle)
-            if sequence is None or position != len(sequence.token_ids):
-                continue
-            if finish and not sequence.opened:
-                continue  # nobody heard of its end, so that has to come again
-            if position == sequence.num_prompt:
-                counters.prompt_tokens += position
-            sequence.token_ids.append(token)
-            if sequence.slot == NO_SLOT:  # preempted meanwhile: one less to be computed again
-                sequence.num_tokens += 1
-            elif unplanned or (jumping and handle == newest):  # that one was planned
-                sequence.num_computed += 1
-                sequence.num_tokens += 1
-            newest = handle
-            tenants.append(sequence.tenant)
-            if position // block_size > sequence.num_registered and sequence.slot != NO_SLOT:
-                prefixes.register(sequence, position)
-            if finish:  # any FinishReason but NONE
-                hidden += sequence.asked.hidden_tokens
-                self._drop(sequence)
-        counters.late_tokens += len(result.handles) - len(tenants)
-        counters.generation_tokens += len(tenants) - hidden
-        for tenant, tokens in Counter(tenants).items():
-            self.waiting.served(tenant, output_tokens=tokens)
 
     def _resubmitted(self, sequence: Sequence, request: Submit) -> None:
         """Its detokenizer says what it has: as it was asked, or because it lost the thread."""
@@ -317,13 +241,14 @@ class SchedulerCore:
 
     @property
     def _full(self) -> bool:
-        return self.num_requests >= self._max_num_seqs + self._max_queue
+        return self.num_requests >= self.fleet.max_num_seqs_known + self._max_queue
 
     def _drop(self, sequence: Sequence) -> None:
         del self._known[sequence.request_id]
         del self._by_handle[sequence.handle]
         self.unopened.pop(sequence.request_id, None)
-        if self._planner is not None and sequence.running:
-            self._planner.release(sequence)
+        self._stranded.discard(sequence)
+        if sequence.running:
+            self.fleet[sequence.executor].planner.release(sequence)
         else:
             self.waiting.remove(sequence)

@@ -15,6 +15,7 @@ class Draft:
     budget: int  # tokens that may still be added
     lease: int  # iterations
     jump: int  # tokens
+    preempted: int = 0  # sequences, for its sake
     entering: list[EnteringSequence] = field(default_factory=list)
     block_slots: Int32s = field(default_factory=int32s)
     block_counts: Int32s = field(default_factory=int32s)
@@ -22,6 +23,11 @@ class Draft:
     row_slots: Int32s = field(default_factory=int32s)
     row_starts: Int32s = field(default_factory=int32s)
     row_tokens: Int32s = field(default_factory=int32s)
+
+    @property
+    def open(self) -> bool:
+        """Whether others may be admitted with it."""
+        return self.budget > 0 and not self.lease and not self.preempted
 
     def grant(self, slot: int, blocks: list[int]) -> None:
         """Append blocks to a slot's table."""

@@ -49,6 +49,10 @@ class TokenCounters:
             return self._waiting[self._order.first]
         return next(reversed(self._idle.values()), 0)
 
+    def place(self, tenant: str) -> tuple[int, int]:
+        """What sorts those who wait into the order of their turns."""
+        return self._order.place(tenant)
+
     def join(self, tenant: str) -> None:
         """A tenant has something waiting now, and had nothing before."""
         lift = floor = self._floor

@@ -10,9 +10,23 @@ from collections import deque
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A point in the plans that were sent to an executor."""
+
+    in_flight: InFlight
+    step: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether no result of a plan before it can come any more."""
+        return self.in_flight.done(self.step)
+
+
 @dataclass(slots=True)
 class _Sent:
     step: int
+    at: float  # seconds
     lease: int  # iterations that may follow the first and were not seen yet
     jump: int  # tokens beyond one that each may compute of a sequence
     acknowledged: bool = False  # the result of the first iteration is back
@@ -47,16 +61,21 @@ class InFlight:
         return 2 * self.leased <= self._last_lease
 
     @property
-    def last_step(self) -> int:
-        """The newest step sent."""
-        return self._last_step
+    def fence(self) -> Fence:
+        """Behind the newest plan."""
+        return Fence(self, self._last_step)
+
+    @property
+    def waiting_since(self) -> float | None:
+        """When the oldest plan was sent that no result is back of."""
+        return next((plan.at for plan in self._sent if not plan.acknowledged), None)
 
     def done(self, step: int) -> bool:
         """Whether no further result of this step or one before it can come."""
         return not self._sent or self._sent[0].step > step
 
-    def send(self, step: int, lease: int, jump: int = 0) -> None:
-        self._sent.append(_Sent(step, lease, jump))
+    def send(self, step: int, lease: int, jump: int = 0, now: float = 0.0) -> None:
+        self._sent.append(_Sent(step, now, lease, jump))
         self._last_step, self._last_lease = step, lease
 
     def receive(self, step: int, iteration: int) -> bool:

@@ -21,7 +21,7 @@ class LazyHeap(Generic[Item, Rank]):
 
     def __init__(self) -> None:
         self._entries: list[tuple[Rank, int, Item]] = []
-        self._current: dict[Item, int] = {}  # the number of the entry that counts
+        self._current: dict[Item, tuple[Rank, int]] = {}  # the entry that counts
         self._last_number = 0
 
     def __len__(self) -> int:
@@ -32,10 +32,14 @@ class LazyHeap(Generic[Item, Rank]):
         """Raises IndexError if there is none."""
         return self._entries[0][2]
 
+    def place(self, item: Item) -> tuple[Rank, int]:
+        """What sorts the items into their order; raises KeyError if it is not there."""
+        return self._current[item]
+
     def put(self, item: Item, rank: Rank) -> None:
         """Add an item, or rank it anew."""
         self._last_number += 1
-        self._current[item] = self._last_number
+        self._current[item] = rank, self._last_number
         heappush(self._entries, (rank, self._last_number, item))
         self._tidy()
 
@@ -53,4 +57,5 @@ class LazyHeap(Generic[Item, Rank]):
             heappop(self._entries)
 
     def _counts(self, entry: tuple[Rank, int, Item]) -> bool:
-        return self._current.get(entry[2]) == entry[1]
+        current = self._current.get(entry[2])
+        return current is not None and current[1] == entry[1]

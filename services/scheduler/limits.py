@@ -11,16 +11,17 @@ class Limits:
 
     def __init__(self, capacity: Announce) -> None:
         self._capacity = capacity
+        # Tokens whose KV fits into the whole cache.
+        self.max_tokens_held = capacity.num_blocks * capacity.block_size
+        # Tokens of the longest sequence: of its last one the KV is never stored.
+        self.max_length = min(capacity.max_model_len, self.max_tokens_held + 1)
 
-    @property
-    def max_tokens_held(self) -> int:
-        """Tokens whose KV fits into the whole cache."""
-        return self._capacity.num_blocks * self._capacity.block_size
-
-    @property
-    def max_length(self) -> int:
-        """Tokens of the longest sequence: of its last one the KV is never stored."""
-        return min(self._capacity.max_model_len, self.max_tokens_held + 1)
+    def hold(self, sequence: Sequence) -> bool:
+        """Whether there is room for all that it may become."""
+        return (
+            sequence.num_prompt + sequence.max_tokens <= self.max_length
+            and sequence.num_prompt <= self.max_tokens_held
+        )
 
     def fit(self, sequence: Sequence) -> Failure | None:
         """Set its `max_tokens` to what was asked and there is room for, or say why it cannot be."""

@@ -20,11 +20,12 @@ class SchedulerCollector(Collector):
         self._core = core
 
     def collect(self) -> Iterable[Metric]:
-        core, counters, cache = self._core, self._core.counters, self._core.cache_stats
+        core, counters, fleet = self._core, self._core.counters, self._core.fleet
+        cache = fleet.cache_stats
         gauges = {
-            "num_requests_running": ("Requests in the batch", core.num_running),
+            "num_requests_running": ("Requests in the batch", fleet.num_running),
             "num_requests_waiting": ("Requests that wait for a place", len(core.waiting)),
-            "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1", core.cache_usage),
+            "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1", fleet.cache_usage),
         }
         totals = {
             "prompt_tokens": ("Prompt tokens computed", counters.prompt_tokens),
@@ -38,8 +39,17 @@ class SchedulerCollector(Collector):
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(f"headrace_{name}", text, value=value)
+        yield self._running()
         for name, (text, value) in totals.items():
             yield CounterMetricFamily(f"headrace_{name}", text, value=value)
+
+    def _running(self) -> Metric:
+        running = GaugeMetricFamily(
+            "headrace_executor_requests_running", "Those on each executor", labels=["executor"]
+        )
+        for engine in self._core.fleet.engines:
+            running.add_metric([engine.name], len(engine.running))
+        return running
 
 
 def queue_time_histogram(registry: CollectorRegistry) -> Histogram:

@@ -41,7 +41,7 @@ class Openings:
             return
         for sequence in list(self._core.unopened.values()):
             name = self._choose(sequence)
-            if name is not None and self._core.settled(sequence):
+            if name is not None and sequence.settled:
                 self._open(sequence, name)
 
     def _choose(self, sequence: Sequence) -> str | None:
@@ -54,7 +54,7 @@ class Openings:
         return names[sequence.handle % len(names)] if names else None
 
     def _open(self, sequence: Sequence, name: str) -> None:
-        self._core.assign(sequence, name)
+        sequence.assign(name)
         opened = Open(
             request_id=sequence.request_id,
             handle=sequence.handle,

@@ -37,6 +37,7 @@ class Planner:
 
     def __init__(
         self,
+        name: str,
         capacity: Announce,
         steps: Iterator[int],
         in_flight: InFlight,
@@ -46,37 +47,76 @@ class Planner:
         prefix_caching: bool,
         cache_stats: PrefixCacheStats,
     ) -> None:
+        self._name = name
         self.capacity = capacity
         self.pool = CachingBlockPool(capacity.num_blocks, cache_stats)
         self.prefixes = Prefixes(capacity, self.pool, enabled=prefix_caching)
         self.pace = pace
         self.running: dict[int, Sequence] = {}  # by handle, in the order of their admission
         self.jumping: dict[int, Sequence] = {}  # those of them that may jump
-        self.preemptions = 0
         self._free_slots = list(reversed(range(capacity.max_num_seqs)))
         self._retired = int32s()  # slots given up since the last plan
         self._steps = steps
         self._in_flight = in_flight
         self._max_lease = max_lease
 
-    def news(self, waiting: Waiting) -> bool:
-        """Whether a lease should be cut short: somebody left, or somebody can come in."""
-        return len(self._retired) > 0 or self._next(waiting) is not None
+    @property
+    def has_retired(self) -> bool:
+        """Whether the executor is to hear of slots that came free."""
+        return len(self._retired) > 0
 
-    def plan(self, waiting: Waiting) -> Plan | None:
-        """The next iteration; None if there is nothing to compute."""
+    @property
+    def has_room(self) -> bool:
+        """Whether anybody could come in, however short."""
+        running = len(self.running)
+        return bool(self._free_slots) and (not running or running < self.pool.num_free)
+
+    @property
+    def backlog(self) -> int:
+        """Tokens of prompts still to be computed."""
+        return sum(one.num_pending for one in self.running.values() if not one.decoding)
+
+    @property
+    def load(self) -> float:
+        """How full it is, 0 to 1."""
+        return max(len(self.running) / self.capacity.max_num_seqs, self.pool.usage)
+
+    def begin(self, waiting: Waiting, *, invites: bool) -> Draft:
+        """The next iteration, with all that runs; it `invites` if others are to be admitted."""
         jump = JUMP if self.jumping and self._spare(1 + JUMP + self._in_flight.jumps) else 0
-        lease = self._lease(waiting, jump)
+        lease = 0 if invites else self._lease(jump)
         draft = Draft(self.capacity.max_num_batched_tokens, lease, jump)
-        preemptions = self.preemptions
         others = self._decode(draft, waiting)
         unread = len(others) + min(len(waiting), len(self._free_slots))
         draft.budget = self.pace.allowance(draft.budget, len(draft.row_slots), unread)
         for sequence in others:
             if sequence.running:  # no victim of a decode
                 self._add_row(sequence, draft)
-        if self.preemptions == preemptions:
-            self._admit(waiting, draft)
+        return draft
+
+    def room_for(self, sequence: Sequence) -> list[int] | None:
+        """Its cached blocks, if it can be given a slot and the others; else None."""
+        if not self.has_room:
+            return None
+        found = self.prefixes.find(sequence)
+        if running := len(self.running):
+            needed = sequence.blocks_needed(sequence.num_tokens, self.capacity.block_size)
+            needed += self.pool.count_free(found) - len(found)
+            # One block of headroom for each that runs, else the newcomer is soon a victim.
+            if needed + running > self.pool.num_free:
+                return None
+        return found
+
+    def admit(self, sequence: Sequence, found: list[int], draft: Draft, waiting: Waiting) -> None:
+        """Take in one that waits, just after `room_for`."""
+        waiting.remove(sequence)
+        self._enter(sequence, found, draft)
+        if sequence.fresh:
+            self._count(sequence, waiting)
+        self._add_row(sequence, draft)
+
+    def finish(self, draft: Draft) -> Plan | None:
+        """The plan; None if there is nothing to compute, nor to tell."""
         if not draft.row_slots and not (self._retired and self._in_flight.leased):
             return None
         retired, self._retired = self._retired, int32s()
@@ -97,21 +137,20 @@ class Planner:
         self.release(sequence)
         sequence.num_computed = sequence.num_registered = 0
         sequence.num_tokens = len(sequence.token_ids)
-        sequence.held_step = self._in_flight.last_step
+        sequence.fence = self._in_flight.fence
         waiting.put_back(sequence)
-        self.preemptions += 1
 
     def _spare(self, ahead: int) -> bool:
         """Whether all that run can be given blocks for so many more tokens, and leave as many."""
         blocks = (self._in_flight.leased + ahead - 1) // self.capacity.block_size + 2
         return 2 * len(self.running) * blocks <= self.pool.num_free
 
-    def _lease(self, waiting: Waiting, jump: int) -> int:
+    def _lease(self, jump: int) -> int:
         """Iterations that the executor may repeat: only decodes, and from spare blocks only."""
         rows = len(self.running)
         if not rows or not self._max_lease or rows > self.capacity.max_num_batched_tokens:
             return 0
-        if not all(s.decoding for s in self.running.values()) or self._next(waiting) is not None:
+        if not all(sequence.decoding for sequence in self.running.values()):
             return 0
         lease = self._max_lease // (1 + jump)  # so it costs no more blocks
         while lease and not self._spare((1 + lease) * (1 + jump) + self._in_flight.jumps):
@@ -128,7 +167,7 @@ class Planner:
         ahead = self._in_flight.leased + draft.lease + 1  # at most so many tokens from `at` on
         others = []
         jumps = self._in_flight.jumps + draft.jump * (draft.lease + 1) if self.jumping else 0
-        self._make_room(ahead, jumps, draft.budget, waiting)
+        self._make_room(ahead, jumps, draft, waiting)
         if jumps:
             self._clear_way(ahead + jumps, draft)
         for sequence in self.running.values():
@@ -148,19 +187,19 @@ class Planner:
         draft.add_decodes(slots)
         return others
 
-    def _make_room(self, ahead: int, jumps: int, rows: int, waiting: Waiting) -> None:
+    def _make_room(self, ahead: int, jumps: int, draft: Draft, waiting: Waiting) -> None:
         """See that all decodes get their blocks, at the cost of others, before any has its row.
 
-        ahead: tokens that each may compute at most; jumps: and so many more those that jump;
-        rows: of so many decodes at most.
+        ahead: tokens that each may compute at most; jumps: and so many more those that jump.
         """
         most = -(-(ahead + jumps) // self.capacity.block_size)
         while len(self.running) * most > self.pool.num_free:
-            decoding = self._decoding(rows)
+            decoding = self._decoding(draft.budget)
             missing = sum(max(0, self._missing(s, ahead + s.jumps * jumps)) for s in decoding)
             if missing <= self.pool.num_free:
                 return
             self.preempt(choose_victim(self.running.values()), waiting)
+            draft.preempted += 1
 
     def _clear_way(self, ahead: int, draft: Draft) -> None:
         """Give those that jump the blocks of so many tokens."""
@@ -178,39 +217,12 @@ class Planner:
         end = min(sequence.num_computed + ahead, sequence.num_inputs)
         return sequence.blocks_needed(end, self.capacity.block_size)
 
-    def _next(self, waiting: Waiting) -> tuple[Sequence, list[int]] | None:
-        """The first that waits, and its cached blocks, if it can be given a slot and the others."""
-        if not waiting or not self._free_slots:
-            return None
-        running, free = len(self.running), self.pool.num_free
-        if running and running >= free:
-            return None
-        sequence = waiting.first
-        if sequence.held or not self._in_flight.done(sequence.held_step):
-            return None
-        found = self.prefixes.find(sequence)
-        if running:
-            needed = sequence.blocks_needed(sequence.num_tokens, self.capacity.block_size)
-            needed += self.pool.count_free(found) - len(found)
-            # One block of headroom for each that runs, else the newcomer is soon a victim.
-            if needed + running > free:
-                return None
-        return sequence, found
-
-    def _admit(self, waiting: Waiting, draft: Draft) -> None:
-        while draft.budget > 0 and (chosen := self._next(waiting)) is not None:
-            sequence, found = chosen
-            waiting.remove(sequence)
-            self._enter(sequence, found, draft)
-            if sequence.fresh:
-                self._count(sequence, waiting)
-            self._add_row(sequence, draft)
-
     def _enter(self, sequence: Sequence, found: list[int], draft: Draft) -> None:
         """Give it a slot, and blocks: those found, which go first, before others are evicted."""
         block_size = self.capacity.block_size
         self.pool.acquire(found)
         needed = sequence.blocks_needed(sequence.num_tokens, block_size) - len(found)
+        sequence.executor = self._name
         sequence.slot = self._free_slots.pop()
         sequence.admissions += 1
         sequence.num_registered = len(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from services.scheduler.fairness import TokenCounters
@@ -80,6 +80,12 @@ class FairQueue(Generic[Waiter]):
         """The one to admit next; raises IndexError if there is none."""
         return self._sequences[self._lines[self._counters.next].first]
 
+    def first_of(self, condition: Callable[[Waiter], bool]) -> Waiter | None:
+        """The one to admit next of those that meet a condition."""
+        if not self._sequences or condition(self.first):
+            return self.first if self._sequences else None
+        return min(filter(condition, self._sequences.values()), key=self._place, default=None)
+
     def append(self, sequence: Waiter) -> None:
         self._add(sequence, fresh=True)
 
@@ -102,6 +108,10 @@ class FairQueue(Generic[Waiter]):
         An admission must cost at least one token at once, else one tenant's could all go first.
         """
         self._counters.charge(tenant, input_tokens=input_tokens, output_tokens=output_tokens)
+
+    def _place(self, sequence: Waiter) -> tuple[object, ...]:
+        line = self._lines[sequence.tenant]
+        return self._counters.place(sequence.tenant), line.place(sequence.handle)
 
     def _add(self, sequence: Waiter, *, fresh: bool) -> None:
         line = self._lines.get(sequence.tenant)

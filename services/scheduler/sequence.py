@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass, field, replace
 
 from services.scheduler.hashing import HashChain
+from services.scheduler.in_flight import Fence
 from shared.messages import EnteringSequence, Route
 from shared.sampling import SamplingParams
 from shared.types import Handle, Int32s, RequestId
@@ -40,10 +41,11 @@ class Sequence:
     num_inputs: int = field(init=False)  # tokens that are ever computed: the last is only sampled
     jumps: bool = field(init=False)  # an iteration may bring it several tokens
     num_computed: int = 0
+    executor: str = ""  # the name of the one that it runs on, or ran on last
     slot: int = NO_SLOT  # of the executor's batch, while running
     blocks: list[int] = field(default_factory=list)
     admissions: int = 0
-    held_step: int = 0  # preempted: results of steps up to this one may still bring tokens
+    fence: Fence | None = None  # preempted: until it is passed, results may still bring tokens
     opened: bool = False  # its detokenizer knows of it, or will before it runs
     retold: bool = False  # whoever is told of it next knows nothing of it, or too little
     recall: int = 0  # held until its detokenizer has said what it knows; 0: not held
@@ -74,6 +76,11 @@ class Sequence:
         return bool(self.recall) or not self.opened
 
     @property
+    def settled(self) -> bool:
+        """Whether no result that is under way can bring tokens of it."""
+        return not self.running and (self.fence is None or self.fence.passed)
+
+    @property
     def fresh(self) -> bool:
         """Whether this is the first time that it runs, here or anywhere, as far as is known."""
         return self.admissions == 1 and not self.output_tokens
@@ -92,6 +99,16 @@ class Sequence:
     def output_tokens(self) -> int:
         """Tokens generated, as far as their ids are known here."""
         return len(self.token_ids) - self.num_prompt
+
+    def assign(self, detokenizer: str) -> None:
+        """Whom to tell of it; only when it is settled.
+
+        It will be told of the tokens that are known here; those that a client wants to hear more
+        of than their text it must see for itself, so they are generated again.
+        """
+        self.route = replace(self.route, detokenizer=detokenizer)
+        if self.retold and self.asked.wants_tokens:
+            self.rewind(self.token_ids[: self.num_prompt])
 
     def rewind(self, token_ids: Int32s) -> None:
         """Go on from these tokens, which it has generated for certain; only while it waits."""

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from services.scheduler.core import POISON, SchedulerCore
+from services.scheduler.core import SchedulerCore
+from services.scheduler.executors import Executors
 from services.scheduler.metrics import SchedulerCollector, queue_time_histogram
 from services.scheduler.openings import Openings
 from services.scheduler.sequence import Sequence
@@ -22,10 +23,8 @@ from shared.messages import (
     Gone,
     Message,
     Plan,
-    Recall,
     Recalled,
     Refused,
-    Register,
     Reopen,
     Route,
     StepResult,
@@ -43,7 +42,7 @@ NO_DETOKENIZER = Failure(503, "no detokenizer is connected", code="service_unava
 
 
 class SchedulerService(Service):
-    """One scheduler with one executor: the first that announces itself."""
+    """One scheduler, and all executors that announce themselves to it."""
 
     service = ServiceName.SCHEDULER
     talks_to = frozenset(ServiceName) - {ServiceName.SCHEDULER}
@@ -61,23 +60,21 @@ class SchedulerService(Service):
             max_decode_slowdown=settings.max_decode_slowdown,
         )
         self._openings = Openings(self._core, mesh)
-        self._executor: Identity | None = None
-        self._session = 0  # of the executor
-        self._candidates: dict[str, tuple[Identity, Announce]] = {}  # executors not in use
         self._credit: Credit | None = None
         self._turn_due = False
         self._grace: asyncio.TimerHandle | None = None
         self._recoveries = recoveries_counter(self.registry)
+        self._executors = Executors(self._core, mesh, self._failed, self._recoveries)
         self._queue_time = queue_time_histogram(self.registry)
         self.registry.register(SchedulerCollector(self._core))
 
     @property
     def load(self) -> Mapping[str, float]:
         return {
-            "running": self._core.num_running,
+            "running": self._core.fleet.num_running,
             "waiting": len(self._core.waiting),
-            "slots": self._core.max_num_seqs,
-            "kv_cache_usage": self._core.cache_usage,
+            "slots": self._core.fleet.max_num_seqs,
+            "kv_cache_usage": self._core.fleet.cache_usage,
             "tokens": self._core.counters.generation_tokens,
             "preemptions": self._core.counters.preemptions,
             "recoveries": total(self._recoveries),
@@ -90,14 +87,15 @@ class SchedulerService(Service):
     def handle(self, message: Message, sender: Identity) -> None:
         match message:
             case StepResult():
-                if sender == self._executor and message.epoch == self.mesh.identity.incarnation:
-                    self._core.apply(message)
+                ours = message.epoch == self.mesh.identity.incarnation
+                if ours and self._executors.drives(sender):
+                    self._core.apply(sender.name, message)
             case Submit():
                 self._submit(message)
             case Abort():
                 self._core.abort(message.request_id)
             case Announce():
-                self._announced(message, sender)
+                self._executors.announced(message, sender)
             case Recalled():
                 self._core.recalled(message.number, sender.name)
             case Reopen():
@@ -109,16 +107,16 @@ class SchedulerService(Service):
         if service is ServiceName.GATEWAY and self._credit is not None:
             self.mesh.send(service, name, self._credit)
         elif service is ServiceName.MODEL_EXECUTOR:
-            if name not in self._candidates:
-                self.mesh.send(service, name, Register("not known here"))
-            self._choose_executor()
+            self._executors.joined(name)
         self._take_turn_soon()
+
+    def peer_leaving(self, service: ServiceName, name: str) -> None:
+        if service is ServiceName.MODEL_EXECUTOR:
+            self._executors.leaves(name)
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
         if service is ServiceName.MODEL_EXECUTOR:
-            self._candidates.pop(name, None)
-            if self._executor is not None and self._executor.name == name:
-                self._executor_lost()
+            self._executors.lost(name)
         elif service is ServiceName.GATEWAY:
             dropped = self._core.abort_where(lambda sequence: sequence.route.gateway == name)
             for sequence in dropped:
@@ -137,51 +135,10 @@ class SchedulerService(Service):
             at_detokenizer = request.output_tokens is not None
             self._tell_end(request.request_id, request.route, outcome, opened=at_detokenizer)
 
-    def _announced(self, capacity: Announce, executor: Identity) -> None:
-        if (executor, capacity.session) == (self._executor, self._session):
-            return  # it answered `Register`, and had told us already
-        self._candidates[executor.name] = (executor, capacity)
-        if self._executor is not None and self._executor.name == executor.name:
-            # It started anew, or dropped its state: either way nothing that ran there is left.
-            self._executor_lost()
-        self._choose_executor()
-
-    def _choose_executor(self) -> None:
-        """Take the first candidate that can be sent plans and whose model fits."""
-        linked = self.mesh.peers(ServiceName.MODEL_EXECUTOR)
-        for name in [name for name in self._candidates if name in linked]:
-            if self._executor is None:
-                self._try_executor(*self._candidates.pop(name))
-
-    def _try_executor(self, executor: Identity, capacity: Announce) -> None:
-        try:
-            misfits = self._core.connect(capacity)
-        except ValueError as error:
-            self.log.error("executor refused", executor=executor.name, reason=str(error))
-            return
-        self._executor, self._session = executor, capacity.session
-        self.log.info("executor connected", executor=executor.name, blocks=capacity.num_blocks)
-        for sequence, failure in misfits:
-            self._failed(sequence, failure)
-
-    def _executor_lost(self) -> None:
-        assert self._executor is not None
-        self.log.warning(
-            "executor lost, its requests will be computed again",
-            executor=self._executor.name,
-            requests=self._core.num_running,
-        )
-        self._executor = None
-        self._recoveries.labels(ServiceName.MODEL_EXECUTOR).inc()
-        for sequence in self._core.disconnect():
-            self._failed(sequence, POISON)
-        self.mesh.broadcast(ServiceName.DETOKENIZER, Recall(self._core.recalls))
-        self._choose_executor()
-
     @property
     def _lacking(self) -> Failure | None:
         """What is missing for the requests that are here."""
-        if self._executor is None and self.busy:
+        if self._core.stuck:
             return NO_EXECUTOR
         return NO_DETOKENIZER if self._openings.stuck else None
 
@@ -201,7 +158,7 @@ class SchedulerService(Service):
         if failure is None:
             return
         for sequence in self._core.abort_where(
-            lambda one: self._executor is None or not one.opened
+            lambda one: self._core.is_stuck(one) or not one.opened
         ):
             self._failed(sequence, failure)
 
@@ -229,21 +186,21 @@ class SchedulerService(Service):
         self._openings.catch_up()
         self._consider_grace()
         began = time.monotonic_ns()
-        while (plan := self._core.plan()) is not None:
-            self._send_plan(plan)
-            self.trace.span("plan", began, plan.step, rows=len(plan.row_slots))
-            began = time.monotonic_ns()
+        while plans := self._core.plan():
+            for executor, plan in plans:
+                self._send_plan(executor, plan)
+                self.trace.span("plan", began, plan.step, rows=len(plan.row_slots))
+                began = time.monotonic_ns()
         self._publish_credit()
 
-    def _send_plan(self, plan: Plan) -> None:
-        assert self._executor is not None
+    def _send_plan(self, executor: str, plan: Plan) -> None:
         for entering in plan.entering:
-            sequence = self._core.running(entering.handle)
+            sequence = self._core.sequence(entering.handle)
             name = "admitted" if sequence.fresh else "admitted again"
             self.trace.instant(name, plan.step, tokens=len(entering.token_ids))
             if sequence.fresh:
                 self._admitted(sequence)
-        self.mesh.send(ServiceName.MODEL_EXECUTOR, self._executor.name, plan)
+        self.mesh.send(ServiceName.MODEL_EXECUTOR, executor, plan)
 
     def _admitted(self, sequence: Sequence) -> None:
         self._queue_time.observe(self._loop.time() - sequence.arrived)
@@ -254,9 +211,9 @@ class SchedulerService(Service):
     def _publish_credit(self) -> None:
         core = self._core
         credit = Credit(
-            max_num_seqs=core.max_num_seqs,
+            max_num_seqs=core.fleet.max_num_seqs,
             max_queue=core.max_queue,
-            running=core.num_running,
+            running=core.fleet.num_running,
             waiting=len(core.waiting),
         )
         if credit != self._credit:

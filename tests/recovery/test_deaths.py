@@ -196,7 +196,7 @@ class World:
                 case.check()
         for node in self.mesh.nodes.values():
             if isinstance(node, SchedulerNode):
-                assert node.service._core.cache_usage == 0  # type: ignore[union-attr]
+                assert node.service._core.fleet.cache_usage == 0  # type: ignore[union-attr]
             elif isinstance(node, DetokenizerNode):
                 assert node.service._core.num_orphans == 0  # type: ignore[union-attr]
             elif isinstance(node, ExecutorNode):

@@ -163,7 +163,7 @@ MESSAGES: list[Message] = [
     TraceRequest(ID, 5_000_000_000),
     TraceReply(ID, 2**40, ["plan"], bytes(48)),
     Admitted(ID, 160),
-    Recall(3),
+    Recall(3, IDS),
     Recalled(3),
     Register("link lost"),
     Reopen(ID, "detokenizer.1"),
@@ -283,7 +283,8 @@ GOLDEN = {
         "a57265712d31cca0"
     ),
     "Recall": (
-        "970716a97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd159103"
+        "970716a97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1592"
+        "03c40c01000000feffffff2c010000"
     ),
     "Recalled": (
         "970717a97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd159103"

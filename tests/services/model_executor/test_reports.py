@@ -30,6 +30,7 @@ from tests.services.model_executor.tiny_models import (
     make_runner,
     save,
 )
+from tests.services.scheduler.core_bench import NAME, next_plan
 
 SHARED = [(7 * i + 2) % VOCAB for i in range(33)]
 PROMPTS = ([5], [3, 1, 4, 1, 5], SHARED, [*SHARED, 8, 9], [88, 0, 17] * 6)
@@ -96,7 +97,7 @@ def serve(runner: ModelRunner, requests: Sequence[Told], **options: Any) -> Sche
     """Run them to their ends, each submitted two iterations after the one before."""
     runner.reset()
     core = SchedulerCore(100, clock=lambda: 0.0, **options)
-    assert core.connect(runner.announce()) == []
+    assert core.connect(NAME, runner.announce()) == []
     by_handle: dict[int, Told] = {}
     arriving = list(requests)
     for step in range(1000):
@@ -108,11 +109,11 @@ def serve(runner: ModelRunner, requests: Sequence[Told], **options: Any) -> Sche
             core.opened(request)
             one.request = request
             by_handle[request.handle] = one
-        plan = core.plan()
+        plan = next_plan(core)
         if plan is not None:
             output = runner.execute(plan, EPOCH)
             note(output, by_handle)
-            core.apply(output.scheduler)
+            core.apply(NAME, output.scheduler)
         elif not arriving:
             return core
     raise AssertionError("it does not end")
@@ -211,7 +212,7 @@ def test_in_a_crowd_that_is_preempted_and_shares_prefixes(info: ModelInfo, model
     together = crowd()
     core = serve(runner, together)
     assert core.counters.preemptions > 0
-    assert core.cache_stats.hits > 0
+    assert core.fleet.cache_stats.hits > 0
     assert sum(one.repeated for one in together) > 0
     for one in together:
         check(one, model)
@@ -246,13 +247,13 @@ def test_that_is_told_of_tokens_changes_none_of_them(info: ModelInfo) -> None:
 def test_leases_and_run_ahead_tell_of_every_token(info: ModelInfo, model: Any) -> None:
     runner = make_runner(info)
     core = SchedulerCore(9, clock=lambda: 0.0, run_ahead=1, max_lease=4)
-    assert core.connect(runner.announce()) == []
+    assert core.connect(NAME, runner.announce()) == []
     one = told([3, 1, 4], logprobs=2, max_tokens=30)
     request = core.submit(Submit(RequestId("r"), int32s(one.prompt), one.params, Route("g", "d0")))
     assert isinstance(request, Request)
     core.opened(request)
     while core.num_requests:
-        plans = [plan for plan in (core.plan(), core.plan()) if plan is not None]
+        plans = [plan for plan in (next_plan(core), next_plan(core)) if plan is not None]
         outputs = []
         for plan in plans:
             repeats = plan.lease if plan is plans[-1] else 0
@@ -260,7 +261,7 @@ def test_leases_and_run_ahead_tell_of_every_token(info: ModelInfo, model: Any) -
         for output in outputs:
             if output.scheduler.handles:
                 note(output, {request.handle: one})
-            core.apply(output.scheduler)
+            core.apply(NAME, output.scheduler)
     assert core.counters.leases > 1
     assert len(one.tokens) == 30
     check(one, model)

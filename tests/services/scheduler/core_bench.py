@@ -14,6 +14,7 @@ from shared.types import RequestId, int32s
 from tests.services.scheduler.strict_executor import VOCAB_SIZE, StrictExecutor, finish_of, token_of
 
 ROUTE = Route("gateway.0", "detokenizer.0")
+NAME = "model-executor.0"
 CAPACITY = Announce(
     fingerprint="model",
     num_blocks=64,
@@ -68,7 +69,7 @@ def submit(
 def open_all(core: SchedulerCore) -> None:
     """Tell its detokenizer of each sequence that it was not told of."""
     for sequence in list(core.unopened.values()):
-        core.assign(sequence, sequence.route.detokenizer)
+        sequence.assign(sequence.route.detokenizer)
         core.opened(sequence)
 
 
@@ -96,11 +97,18 @@ def ran(request: Submit, generated: int) -> Submit:
 
 def answer_recall(core: SchedulerCore) -> None:
     """As detokenizers that know just what the scheduler knows."""
-    sequences = list(core._known.values())
+    sequences = [one for one in core._known.values() if one.recall == core.recalls]
     for sequence in sequences:
         assert core.submit(resubmission(sequence)) is None
     for detokenizer in {sequence.route.detokenizer for sequence in sequences}:
         core.recalled(core.recalls, detokenizer)
+
+
+def next_plan(core: SchedulerCore) -> Plan | None:
+    """For the only executor."""
+    plans = core.plan()
+    assert len(plans) <= 1
+    return plans[0][1] if plans else None
 
 
 class Bench:
@@ -115,7 +123,7 @@ class Bench:
         self.accepted: dict[str, Sequence] = {}
         self.ended: list[str] = []
         self.plans: list[Plan] = []
-        assert self.core.connect(self.capacity) == []
+        assert self.core.connect(NAME, self.capacity) == []
 
     def submit(self, name: str, *args: int | None, **options: object) -> Sequence:
         """Submit what must be accepted."""
@@ -134,14 +142,14 @@ class Bench:
     def plan(self) -> StepResult:
         """A plan, run; its result is still to be applied."""
         open_all(self.core)
-        plan = self.core.plan()
+        plan = next_plan(self.core)
         assert plan is not None
         self.plans.append(plan)
         return self.executor.execute(plan)
 
     def apply(self, result: StepResult) -> None:
         names = {int(sequence.handle): name for name, sequence in self.accepted.items()}
-        self.core.apply(result)
+        self.core.apply(NAME, result)
         for handle, finish in zip(result.handles, result.finishes, strict=True):
             if finish and handle in names:
                 self.ended.append(names[handle])
@@ -160,14 +168,14 @@ class Bench:
 
     def disconnect(self) -> list[Sequence]:
         """Lose the executor; the detokenizer has the tokens that the scheduler has."""
-        poisonous = self.core.disconnect()
+        poisonous = self.core.disconnect(NAME)
         answer_recall(self.core)
         return poisonous
 
     def reconnect(self, **capacity: int | str) -> list[tuple[Sequence, Failure]]:
         self.capacity = replace(self.capacity, **capacity)  # type: ignore[arg-type]
         self.executor = StrictExecutor(self.capacity)
-        return self.core.connect(self.capacity)
+        return self.core.connect(NAME, self.capacity)
 
     @property
     def running(self) -> list[str]:
@@ -181,9 +189,9 @@ class Bench:
 
 def assert_idle(core: SchedulerCore) -> None:
     """All that was held is given back."""
-    assert (core.num_requests, core.num_running, len(core.waiting)) == (0, 0, 0)
-    assert core.cache_usage == 0
-    assert core.plan() is None
+    assert (core.num_requests, core.fleet.num_running, len(core.waiting)) == (0, 0, 0)
+    assert core.fleet.cache_usage == 0
+    assert core.plan() == []
 
 
 def assert_complete(sequence: Sequence) -> None:

@@ -18,7 +18,7 @@ from services.scheduler.sequence import Sequence
 from shared.messages import NEWEST, Announce, Plan
 from shared.simulation import Simulation
 from shared.types import int32s
-from tests.services.scheduler.core_bench import assert_complete, open_all, submit
+from tests.services.scheduler.core_bench import NAME, assert_complete, next_plan, open_all, submit
 from tests.services.scheduler.strict_executor import StrictExecutor
 
 BUDGET = 512
@@ -227,19 +227,19 @@ def test_streams_beside_a_long_prompt_in_the_scheduler() -> None:
     capacity = Announce("model", 1000, 16, 8, BUDGET, 8192, 50021)
     executor, clock = StrictExecutor(capacity, ahead=True), [0.0]
     core = SchedulerCore(8, lambda: clock[0], max_decode_slowdown=2.0)
-    core.connect(capacity)
+    core.connect(NAME, capacity)
     sequences = [core.submit(submit(f"s{n}", 4, 400, seed=n)) for n in range(4)]
     times: list[tuple[int, float]] = []
 
     def iterate() -> None:
         open_all(core)
-        plan = core.plan()
+        plan = next_plan(core)
         assert plan is not None
         decodes = plan.row_starts.count(NEWEST)
         tokens = sum(plan.row_tokens) - decodes
         times.append((tokens, CPU.seconds(tokens, decodes)))
         clock[0] += times[-1][1]
-        core.apply(executor.execute(plan))
+        core.apply(NAME, executor.execute(plan))
 
     for _ in range(10):
         iterate()

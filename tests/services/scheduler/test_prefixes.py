@@ -27,7 +27,7 @@ def test_a_prompt_that_was_there_before_is_found(spare: int) -> None:
     prompt = 5 * BLOCK + spare
     assert cached(bench, "first", prompt) == 0
     assert cached(bench, "second", prompt) == (prompt - 1) // BLOCK * BLOCK  # never the last token
-    stats = bench.core.cache_stats
+    stats = bench.core.fleet.cache_stats
     assert (stats.queries, stats.hits) == (2 * prompt, (prompt - 1) // BLOCK * BLOCK)
     assert bench.executor.computed == 2 * (prompt + 7) - stats.hits
     assert_idle(bench.core)
@@ -104,7 +104,7 @@ def test_tenants_and_urgencies_share() -> None:
 def test_nothing_is_found_when_it_is_off() -> None:
     bench = Bench(prefix_caching=False)
     assert [cached(bench, name, 13) for name in ("first", "second")] == [0, 0]
-    assert bench.core.cache_stats.hits == 0
+    assert bench.core.fleet.cache_stats.hits == 0
     assert bench.executor.computed == 2 * 20
 
 
@@ -120,8 +120,8 @@ def test_the_next_executor_has_nothing_cached_and_the_totals_go_on(block_size: i
     bench.run()
     assert_complete(running)
     assert cached(bench, "second", 13) == 12
-    assert bench.core.cache_stats.hits == 24
-    assert bench.core.cache_stats.queries == 3 * 13
+    assert bench.core.fleet.cache_stats.hits == 24
+    assert bench.core.fleet.cache_stats.queries == 3 * 13
 
 
 def test_the_least_recently_used_is_evicted() -> None:
@@ -130,7 +130,7 @@ def test_the_least_recently_used_is_evicted() -> None:
     cached(bench, "b", 13, 2, first=100)
     assert cached(bench, "a again", 13, 2) == 12
     cached(bench, "c", 13, 2, first=200)
-    assert bench.core.cache_stats.evictions > 0
+    assert bench.core.fleet.cache_stats.evictions > 0
     assert cached(bench, "a once more", 13, 2) == 12
     assert cached(bench, "b again", 13, 2, first=100) < 12
 

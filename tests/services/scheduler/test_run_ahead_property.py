@@ -44,15 +44,37 @@ capacities = st.builds(
 MAX_QUEUE = 8
 
 
+class Channel:
+    """An executor, and what is on its way to it and back."""
+
+    def __init__(self, capacity: Announce) -> None:
+        self.executor = StrictExecutor(capacity, ahead=True)
+        self.plans: deque[Plan] = deque()
+        self.results: deque[StepResult] = deque()
+        self._lease: Plan | None = None  # may be repeated
+        self._iteration = 0
+
+    def execute(self) -> None:
+        """The next plan; with none there, the newest once more if its lease lasts."""
+        if self.plans:
+            self._lease, self._iteration = self.plans.popleft(), 0
+            result = self.executor.execute(self._lease)
+        elif self._lease is not None and self._iteration < self._lease.lease:
+            self._iteration += 1
+            result = self.executor.repeat(self._lease, self._iteration)
+        else:
+            return
+        if not result.handles:
+            self._lease = None  # no row of it goes on
+        self.results.append(result)
+
+
 class RunAhead(RuleBasedStateMachine):
-    """A core and an executor with time between them."""
+    """A core and executors with time between them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.plans: deque[Plan] = deque()
-        self.results: deque[StepResult] = deque()
-        self.lease: Plan | None = None  # may be repeated
-        self.iteration = 0
+        self.channels: dict[str, Channel] = {}  # by the executor's name
         self.live: dict[str, Sequence] = {}
         self.made = 0
         self.now = 0.0
@@ -60,6 +82,7 @@ class RunAhead(RuleBasedStateMachine):
 
     @initialize(
         capacity=capacities,
+        executors=st.integers(1, 3),
         run_ahead=st.integers(0, 2),
         max_lease=st.sampled_from([0, 1, 3, 16, 64]),
         max_decode_slowdown=st.sampled_from([1.0, 2.0, inf]),
@@ -68,6 +91,7 @@ class RunAhead(RuleBasedStateMachine):
     def connect(
         self,
         capacity: Announce,
+        executors: int,
         run_ahead: int,
         max_lease: int,
         max_decode_slowdown: float,
@@ -82,14 +106,17 @@ class RunAhead(RuleBasedStateMachine):
             max_decode_slowdown=max_decode_slowdown,
         )
         self.run_ahead = run_ahead
-        self._connect(capacity)
+        for number in range(executors):
+            self._connect(f"executor.{number}", capacity)
 
-    @rule(heard=st.booleans())
-    def lose_the_executor(self, heard: bool) -> None:
+    @rule(data=st.data(), heard=st.booleans())
+    def lose_an_executor(self, data: st.DataObject, heard: bool) -> None:
         """With all that was under way, heard by detokenizers or not; another takes its place."""
-        for sequence in self.core.disconnect():
+        name = self._draw(data)
+        channel = self.channels[name]
+        for sequence in self.core.disconnect(name):
             del self.live[sequence.request_id]  # it ran in too many
-        results = self.results if heard else ()
+        results = channel.results if heard else ()
         for sequence in [one for one in self.live.values() if one.recall]:
             request = resubmission(sequence)
             if _hear(request, sequence.handle, results):
@@ -98,7 +125,7 @@ class RunAhead(RuleBasedStateMachine):
                 assert self.core.submit(request) is None
         for detokenizer in (ROUTE.detokenizer, "another"):
             self.core.recalled(self.core.recalls, detokenizer)
-        self._connect(self.executor.capacity)
+        self._connect(name, channel.executor.capacity)
 
     @rule(prompt=st.integers(1, 12), max_tokens=st.integers(0, 30), options=options)
     def submit(self, prompt: int, max_tokens: int, options: dict[str, Any]) -> None:
@@ -126,55 +153,53 @@ class RunAhead(RuleBasedStateMachine):
     @rule()
     def plan(self) -> None:
         for sequence in list(self.core.unopened.values()):
-            if self.core.settled(sequence):
-                self.core.assign(sequence, "another")
+            if sequence.settled:
+                sequence.assign("another")
                 self.core.opened(sequence)
         for _ in range(self.run_ahead + 2):
-            plan = self.core.plan()
-            if plan is None:
+            plans = self.core.plan()
+            if not plans:
                 return
-            self.plans.append(plan)
+            for name, plan in plans:
+                self.channels[name].plans.append(plan)
         raise AssertionError("more plans than may be under way")
 
-    @rule()
-    def execute(self) -> None:
-        """The next plan; with none there, the newest once more if its lease lasts."""
-        if self.plans:
-            plan, self.iteration = self.plans.popleft(), 0
-            result = self.executor.execute(plan)
-            self.lease = plan
-        elif self.lease is not None and self.iteration < self.lease.lease:
-            self.iteration += 1
-            result = self.executor.repeat(self.lease, self.iteration)
-        else:
-            return
-        if not result.handles:
-            self.lease = None  # no row of it goes on
-        self.results.append(result)
+    @rule(data=st.data())
+    def execute(self, data: st.DataObject) -> None:
+        self.channels[self._draw(data)].execute()
 
-    @precondition(lambda self: self.results)
-    @rule()
-    def apply(self) -> None:
-        self._apply(self.results.popleft())
+    @rule(data=st.data())
+    def apply(self, data: st.DataObject) -> None:
+        self._apply(self._draw(data))
 
     @rule(count=st.integers(1, 30))
     def all_work(self, count: int) -> None:
         for _ in range(count):
             self.plan()
-            self.execute()
-            if self.results:
-                self.apply()
+            for name, channel in self.channels.items():
+                channel.execute()
+                self._apply(name)
 
     @rule(count=st.integers(1, 20))
     def the_scheduler_stands_still(self, count: int) -> None:
+        for channel in self.channels.values():
+            for _ in range(count):
+                channel.execute()
+
+    @rule(data=st.data(), count=st.integers(1, 20))
+    def one_executor_stands_still(self, data: st.DataObject, count: int) -> None:
+        still = self._draw(data)
         for _ in range(count):
-            self.execute()
+            self.plan()
+            for name in self.channels.keys() - {still}:
+                self.channels[name].execute()
+                self._apply(name)
 
     @invariant()
     def the_books_balance(self) -> None:
         running = [s for s in self.live.values() if s.running]
         assert self.core.num_requests == len(self.live)
-        assert self.core.num_running == len(running)
+        assert self.core.fleet.num_running == len(running)
         assert len(self.core.waiting) == len(self.live) - len(running)
 
     def teardown(self) -> None:
@@ -193,16 +218,19 @@ class RunAhead(RuleBasedStateMachine):
             self.all_work(1)
         assert_idle(self.core)
 
-    def _connect(self, capacity: Announce) -> None:
-        self.plans.clear()
-        self.results.clear()
-        self.lease = None
-        self.executor = StrictExecutor(capacity, ahead=True)
-        assert self.core.connect(capacity) == []
+    def _draw(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.channels)))
 
-    def _apply(self, result: StepResult) -> None:
-        self.now += 1 + len(result.handles)
-        self.core.apply(result)
+    def _connect(self, name: str, capacity: Announce) -> None:
+        self.channels[name] = Channel(capacity)
+        assert self.core.connect(name, capacity) == []
+
+    def _apply(self, executor: str) -> None:
+        if not (results := self.channels[executor].results):
+            return
+        result = results.popleft()
+        self.now += (1 + len(result.handles)) / 16
+        self.core.apply(executor, result)
         finishes = dict(zip(result.handles, result.finishes, strict=True))
         for name, sequence in list(self.live.items()):
             if finishes.get(sequence.handle) and sequence.opened:

@@ -15,6 +15,7 @@ from shared.tombstones import LIMIT
 from shared.types import RequestId, int32s
 from tests.services.scheduler.core_bench import (
     CAPACITY,
+    NAME,
     Bench,
     assert_complete,
     assert_idle,
@@ -24,15 +25,15 @@ from tests.services.scheduler.core_bench import (
 
 def test_requests_wait_for_an_executor_and_are_held_to_its_room_then() -> None:
     core = SchedulerCore(1, clock=lambda: 0.0, max_num_seqs=2)
-    assert (core.max_num_seqs, core.max_queue, core.connected) == (0, 0, False)
+    assert (core.fleet.max_num_seqs, core.max_queue, len(core.fleet)) == (0, 0, 0)
     waiting = [core.submit(submit(name, 5, None)) for name in "ab"]
     long = core.submit(submit("long", 300))
     full = core.submit(submit("c"))
     assert isinstance(full, Failure) and full.status == 429
-    assert core.plan() is None
-    ((misfit, failure),) = core.connect(CAPACITY)
+    assert core.plan() == []
+    ((misfit, failure),) = core.connect(NAME, CAPACITY)
     assert (misfit, failure.status) == (long, 400)
-    assert (core.max_num_seqs, core.max_queue, core.connected) == (4, 1, True)
+    assert (core.fleet.max_num_seqs, core.max_queue, len(core.fleet)) == (4, 1, 1)
     for sequence in waiting:
         assert isinstance(sequence, Sequence) and sequence.max_tokens == 195
 
@@ -276,8 +277,8 @@ def test_what_ran_is_computed_again_by_the_next_executor_before_what_waited() ->
     for _ in range(4):
         bench.step()
     assert bench.disconnect() == []
-    assert bench.core.plan() is None
-    assert (bench.core.num_running, bench.core.num_requests) == (0, 4)
+    assert bench.core.plan() == []
+    assert (bench.core.fleet.num_running, bench.core.num_requests) == (0, 4)
     assert bench.reconnect() == []
     result = bench.plan()
     assert [list(entering.token_ids) for entering in bench.plans[-1].entering] == [
@@ -300,10 +301,10 @@ def test_results_of_a_former_session_are_late_even_from_the_same_executor() -> N
     bench.disconnect()
     bench.reconnect()
     result = bench.plan()
-    bench.core.apply(former)
+    bench.core.apply(NAME, former)
     assert len(sequence.token_ids) == 5
     bench.apply(result)
-    bench.core.apply(result)  # and one that comes twice
+    bench.core.apply(NAME, result)  # and one that comes twice
     assert len(sequence.token_ids) == 6
     assert bench.core.counters.late_tokens == 2
     bench.run()
@@ -314,8 +315,8 @@ def test_results_without_a_plan_change_nothing() -> None:
     bench = Bench()
     sequence = bench.submit("a")
     result = bench.plan()
-    bench.core.apply(replace(result, step=result.step + 1))
-    bench.core.apply(replace(result, step=result.step - 1))
+    bench.core.apply(NAME, replace(result, step=result.step + 1))
+    bench.core.apply(NAME, replace(result, step=result.step - 1))
     assert len(sequence.token_ids) == 5
     bench.apply(result)
     assert len(sequence.token_ids) == 6
@@ -340,7 +341,7 @@ def test_an_executor_of_another_model_is_refused_by_both_names() -> None:
     bench.disconnect()
     with pytest.raises(ValueError, match=r"other.*model"):
         bench.reconnect(fingerprint="other")
-    assert not bench.core.connected
+    assert not bench.core.fleet
     bench.reconnect(fingerprint="model")
     bench.run()
 

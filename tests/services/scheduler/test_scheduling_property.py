@@ -48,7 +48,7 @@ MAX_QUEUE = 8
 
 
 class Scheduling(RuleBasedStateMachine):
-    """Drives a core and an executor that checks each plan."""
+    """Drives a core and executors that check each plan."""
 
     ids = Bundle("ids")
     aborted_ids = Bundle("aborted_ids")
@@ -57,16 +57,19 @@ class Scheduling(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.core = SchedulerCore(MAX_QUEUE, clock=lambda: self.now)
-        self.executor: StrictExecutor | None = None
-        self.under_way: StepResult | None = None
-        self.past: list[StepResult] = []
+        self.names: list[str] = []  # of all executors, present and lost
+        self.executors: dict[str, StrictExecutor] = {}
+        self.under_way: dict[str, StepResult] = {}
+        self.past: list[tuple[str, StepResult]] = []
         self.live: dict[str, Sequence] = {}
         self.requests: dict[str, Submit] = {}
         self.made = 0
 
-    @initialize(capacity=capacities)
-    def connect_first(self, capacity: Announce) -> None:
-        self.connect(capacity)
+    @initialize(first=st.lists(capacities, min_size=1, max_size=3))
+    def connect_first(self, first: list[Announce]) -> None:
+        self.names = [f"executor.{number}" for number in range(len(first))]
+        for name, capacity in zip(self.names, first, strict=True):
+            self._connect(name, capacity)
 
     @rule(
         target=ids,
@@ -110,93 +113,96 @@ class Scheduling(RuleBasedStateMachine):
         if expected is None:  # as if it had been on its way
             assert self.core.submit(submit(name, 3, 3)) is None
 
-    @precondition(lambda self: self.executor is not None)
     @rule()
     def plan(self) -> None:
-        plan = self.core.plan()
-        if self.under_way is not None:
-            assert plan is None
-        elif plan is not None:
-            assert self.executor is not None
-            self.under_way = self.executor.execute(plan)
-        else:
-            assert not self.live
+        plans = self.core.plan()
+        for name, plan in plans:
+            assert name not in self.under_way
+            self.under_way[name] = self.executors[name].execute(plan)
+        if not self.under_way:
+            assert all(self.core.is_stuck(sequence) for sequence in self.live.values())
 
-    @precondition(lambda self: self.under_way is not None)
-    @rule()
-    def apply(self) -> None:
-        result, self.under_way = self.under_way, None
-        assert result is not None
-        self._apply(result)
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data())
+    def apply(self, data: st.DataObject) -> None:
+        self._apply(data.draw(st.sampled_from(sorted(self.under_way))))
 
-    @precondition(lambda self: self.executor is not None)
     @rule(count=st.integers(1, 12))
     def iterate(self, count: int) -> None:
         for _ in range(count):
-            if self.under_way is not None:
-                self.apply()
+            for name in list(self.under_way):
+                self._apply(name)
             self.plan()
 
     @precondition(lambda self: self.past)
     @rule(data=st.data())
     def apply_late(self, data: st.DataObject) -> None:
         """A repetition, or a step that nobody asked for: nothing comes of it."""
-        result = data.draw(st.sampled_from(self.past))
+        name, result = data.draw(st.sampled_from(self.past))
         if data.draw(st.booleans()):
             result = replace(result, step=result.step + 1000)
         before = self._totals()
-        self.core.apply(result)
+        self.core.apply(name, result)
         assert self._totals() == before
 
-    @precondition(lambda self: self.executor is not None)
-    @rule(heard=st.booleans(), told=st.booleans())
-    def lose_executor(self, heard: bool, told: bool) -> None:
+    @precondition(lambda self: self.executors)
+    @rule(data=st.data(), heard=st.booleans(), told=st.booleans())
+    def lose_executor(self, data: st.DataObject, heard: bool, told: bool) -> None:
         """The last result reached the scheduler (`heard`) or not, and the detokenizer (`told`)."""
-        journals = self._journals(self.under_way if told else None)
-        if heard and self.under_way is not None:
-            self.apply()
-        ran = {name: s for name, s in self.live.items() if s.running}
+        lost = data.draw(st.sampled_from(sorted(self.executors)))
+        result = self.under_way.get(lost)
+        journals = self._journals(result if told else None)
+        if heard and result is not None:
+            self._apply(lost)
+        ran = {name: s for name, s in self.live.items() if s.running and s.executor == lost}
         deaths = {name: s.executor_deaths for name, s in ran.items()}
-        poisonous = self.core.disconnect()
+        others = {s for s in self.live.values() if s.running} - set(ran.values())
+        poisonous = self.core.disconnect(lost)
         assert {s.request_id for s in poisonous} == {
             name for name, count in deaths.items() if count + 1 == MAX_EXECUTOR_DEATHS
         }
+        assert all(s.running and not s.held for s in others)
         for sequence in poisonous:
             del self.live[sequence.request_id]
-        if self.under_way is not None:
-            self.past.append(self.under_way)
-        self.executor = self.under_way = None
-        assert self.core.plan() is None
-        poison = {sequence.request_id for sequence in poisonous}
-        self._resubmit([one for one in journals if one.request_id not in poison])
+        if (result := self.under_way.pop(lost, None)) is not None:
+            self.past.append((lost, result))
+        del self.executors[lost]
+        for sequence in poisonous:
+            journals.pop(sequence.handle, None)
+        self._resubmit(journals)
 
-    def _journals(self, told: StepResult | None) -> list[Submit]:
-        """What the detokenizer has of each request that has not ended there."""
+    def _journals(self, told: StepResult | None) -> dict[int, Submit]:
+        """What the detokenizer has of each request that has not ended there, by handle."""
         rows = {} if told is None else dict(zip(told.handles, told.finishes, strict=True))
-        return [
-            ran(request, s.output_tokens + (s.handle in rows))
+        return {
+            s.handle: ran(self.requests[name], s.output_tokens + (s.handle in rows))
             for name, s in self.live.items()
             if not rows.get(s.handle)
-            for request in [self.requests[name]]
-        ]
+        }
 
-    def _resubmit(self, journals: list[Submit]) -> None:
-        for journal in journals:
+    def _resubmit(self, journals: dict[int, Submit]) -> None:
+        """It answers a recall."""
+        spared = set(self.core.spared(ROUTE.detokenizer))
+        for handle in journals.keys() - spared:
+            journal = journals[handle]
             outcome = self.core.submit(journal)
-            assert not isinstance(outcome, Failure)
-            if outcome is not None:  # its end was heard, but not told
+            assert not isinstance(outcome, Failure) or outcome.status == 400  # the large one left
+            if isinstance(outcome, Sequence):  # its end was heard, but not told
                 assert journal.request_id not in self.live
                 self.live[journal.request_id] = outcome
         open_all(self.core)
         self.core.recalled(self.core.recalls, ROUTE.detokenizer)
-        kept = {journal.request_id for journal in journals}
+        kept = {journal.request_id for journal in journals.values()}
         self.live = {name: s for name, s in self.live.items() if name in kept}
 
-    @precondition(lambda self: self.executor is None)
+    @precondition(lambda self: len(self.executors) < len(self.names))
     @rule(capacity=capacities)
     def connect(self, capacity: Announce) -> None:
-        self.executor, self.capacity = StrictExecutor(capacity), capacity
-        for sequence, failure in self.core.connect(capacity):
+        self._connect(min(set(self.names) - self.executors.keys()), capacity)
+
+    def _connect(self, name: str, capacity: Announce) -> None:
+        self.executors[name] = StrictExecutor(capacity)
+        for sequence, failure in self.core.connect(name, capacity):
             assert failure.status == 400
             del self.live[sequence.request_id]
 
@@ -204,13 +210,14 @@ class Scheduling(RuleBasedStateMachine):
     def the_books_balance(self) -> None:
         core, running = self.core, [s for s in self.live.values() if s.running]
         assert core.num_requests == len(self.live)
-        assert core.num_running == len(running)
+        assert core.fleet.num_running == len(running)
         assert len(core.waiting) == len(self.live) - len(running)
-        if self.executor is not None:
-            held = len({block for s in running for block in s.blocks})
-            num_blocks = self.executor.capacity.num_blocks
-            assert core.cache_usage == 1 - (num_blocks - held) / num_blocks
+        held = len({(s.executor, block) for s in running for block in s.blocks})
+        num_blocks = sum(one.capacity.num_blocks for one in self.executors.values())
+        if num_blocks:
+            assert core.fleet.cache_usage == 1 - (num_blocks - held) / num_blocks
 
+    @precondition(lambda self: len(self.names) == 1)  # else the new may fit where the old do not
     @invariant()
     def of_equals_the_old_run_before_the_new(self) -> None:
         equals: dict[tuple[str, int], list[bool]] = {}
@@ -220,17 +227,16 @@ class Scheduling(RuleBasedStateMachine):
             assert running == sorted(running, reverse=True)
 
     def teardown(self) -> None:
-        if self.executor is None:
-            self.connect(CAPACITY_AT_THE_END)
+        self._connect("the largest", LARGEST)
         limit = 20 + sum(s.num_prompt + s.max_tokens + 1 for s in self.live.values()) * (
             1 + len(self.live)
         )
         for _ in range(limit):
-            if self.under_way is not None:
-                self.apply()
             if not self.live:
                 break
-            self.plan()
+            self.iterate(1)
+        for name in list(self.under_way):
+            self._apply(name)
         assert not self.live
         assert_idle(self.core)
 
@@ -249,23 +255,27 @@ class Scheduling(RuleBasedStateMachine):
 
     def _status(self, prompt: int, max_tokens: int | None) -> int | None:
         """By which status this must be refused; None if it must be taken."""
-        capacity = self.capacity
-        if len(self.live) >= capacity.max_num_seqs + MAX_QUEUE:
+        capacities = [executor.capacity for executor in self.executors.values()]
+        if len(self.live) >= self.core.fleet.max_num_seqs_known + MAX_QUEUE:
             return 429
-        if self.executor is None:
+        if not capacities:
             return None  # whether it fits will be seen
         tokens = 1 if max_tokens is None else max_tokens
-        fits = prompt + max(tokens, 1) - 1 <= capacity.num_blocks * capacity.block_size
-        if prompt < 1 or not fits or prompt + tokens > capacity.max_model_len:
-            return 400
-        return None
+        if prompt >= 1 and any(
+            prompt + max(tokens, 1) - 1 <= one.num_blocks * one.block_size
+            and prompt + tokens <= one.max_model_len
+            for one in capacities
+        ):
+            return None
+        return 400
 
-    def _apply(self, result: StepResult) -> None:
+    def _apply(self, executor: str) -> None:
+        result = self.under_way.pop(executor)
         before = {name: len(s.token_ids) for name, s in self.live.items()}
         told = Counter(result.handles)
         finishes = dict(zip(result.handles, result.finishes, strict=True))
-        self.core.apply(result)
-        self.past.append(result)
+        self.core.apply(executor, result)
+        self.past.append((executor, result))
         for name, sequence in list(self.live.items()):
             assert len(sequence.token_ids) == before[name] + told[sequence.handle]
             if finishes.get(sequence.handle):
@@ -278,7 +288,7 @@ class Scheduling(RuleBasedStateMachine):
         return counters.generation_tokens, counters.prompt_tokens, tokens
 
 
-CAPACITY_AT_THE_END = Announce("model", 3, 4, 2, 7, 20, 1000)
+LARGEST = Announce("model", 12, 4, 2, 7, 48, 1000)
 TestScheduling = Scheduling.TestCase
 TestScheduling.settings = settings(
     max_examples=200,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from services.scheduler.core import SchedulerCore
-from tests.services.scheduler.core_bench import CAPACITY, Bench, assert_complete, submit
+from tests.services.scheduler.core_bench import CAPACITY, NAME, Bench, assert_complete, submit
 
 
 def test_the_urgent_enter_first_and_equals_as_they_came() -> None:
@@ -85,7 +85,7 @@ def test_a_victim_never_has_a_row_in_the_plan_that_retires_it() -> None:
 def test_waiting_makes_up_for_urgency() -> None:
     now = 0.0
     core = SchedulerCore(100, clock=lambda: now)
-    core.connect(CAPACITY)
+    core.connect(NAME, CAPACITY)
     core.submit(submit("low", priority=1))
     now = 31.0
     core.submit(submit("plain"))
