@@ -12,6 +12,7 @@ from shared.codec import Identity
 from shared.mesh import Mesh
 from shared.messages import Announce, Message, Plan, Register
 from shared.model import read_model_info
+from shared.rarely import Rarely
 from shared.service import Service, StartError
 from shared.settings import Settings, model_path
 from shared.trace import nanoseconds
@@ -37,6 +38,7 @@ class ModelExecutorService(Service):
         self._capacity: Announce | None = None  # None while the model loads
         self._scheduler: Identity | None = None  # whose plans are run
         self._undelivered = Undelivered()
+        self._drops = Rarely(self.service.value)
         self._idle_beats = 0
 
     def _load(self) -> Runner:
@@ -118,8 +120,9 @@ class ModelExecutorService(Service):
             self.mesh.send(ServiceName.SCHEDULER, scheduler, capacity)
 
     def _plan(self, plan: Plan, sender: Identity) -> None:
-        if self._scheduler_name not in (None, sender.name):
-            self.log.error("plan of another scheduler dropped", scheduler=sender.name)
+        known = sender.name in self.mesh.present(ServiceName.SCHEDULER)
+        if not known or self._scheduler_name not in (None, sender.name):
+            self._drops.warning("plan of another scheduler dropped", scheduler=sender.name)
             return
         if plan.session != self._worker.link:
             return  # sent before it heard that there is nothing left to build on
