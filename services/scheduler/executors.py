@@ -15,6 +15,9 @@ from shared.codec import Identity
 from shared.messages import Announce, Failure, Message, Recall, Register
 from shared.types import ServiceName
 
+MAX_STRANGERS = 64  # executors that announced themselves and are not linked to
+MAX_KNOWN = 2 * MAX_STRANGERS
+
 
 class Link(Protocol):
     """What of the mesh is needed here."""
@@ -54,7 +57,9 @@ class Executors:
             return  # it answered `Register`, and had told us already
         # It started anew, or dropped its state: either way nothing that ran there is left.
         self._let_go(executor.name)
+        self._known.pop(executor.name, None)
         self._known[executor.name] = executor, capacity
+        self._forget_strangers()
         if executor.name in self._link.present(ServiceName.MODEL_EXECUTOR):
             self._take(executor.name)
 
@@ -71,6 +76,13 @@ class Executors:
     def lost(self, name: str) -> None:
         self._known.pop(name, None)
         self._let_go(name)
+
+    def _forget_strangers(self) -> None:
+        """Whoever announces itself is linked to soon, or it is not there."""
+        if len(self._known) > MAX_KNOWN:
+            present = self._link.present(ServiceName.MODEL_EXECUTOR)
+            for name in [name for name in self._known if name not in present][:-MAX_STRANGERS]:
+                del self._known[name]
 
     def _take(self, name: str) -> None:
         _, capacity = self._known[name]
