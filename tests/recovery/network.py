@@ -139,6 +139,7 @@ class Network:
     def start(self, service: ServiceName, index: int = 0) -> None:
         name = f"{service}.{index}"
         assert name not in self.nodes
+        self._hear_out(name)
         self._lives += 1
         mesh = SimulatedMesh(self, service, name, self._lives)
         self.nodes[name] = self.call(lambda: self._kinds[service](self, mesh))
@@ -154,6 +155,16 @@ class Network:
                 arrive = self.rng.randint(0, len(link.frames))
                 while len(link.frames) > arrive:
                     link.frames.pop()
+        self._tidy()
+
+    def _hear_out(self, name: str) -> None:
+        """That a former life was leaving is heard before the next one is there, or never."""
+        for link in self._links:
+            if link.source.mesh.identity.name == name:
+                messages = [(frame, decode(frame)[0]) for frame in link.frames]
+                link.frames = deque(
+                    f for f, message in messages if not isinstance(message, Leaving)
+                )
         self._tidy()
 
     def step(self) -> bool:
