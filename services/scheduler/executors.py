@@ -66,7 +66,7 @@ class Executors:
     def joined(self, name: str) -> None:
         if name in self._known:
             self._take(name)
-        else:
+        if self._core.fleet.get(name) is None:  # or it was another that used its name
             self._link.send(ServiceName.MODEL_EXECUTOR, name, Register("not known here"))
 
     def leaves(self, name: str) -> None:
