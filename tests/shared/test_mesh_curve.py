@@ -13,7 +13,7 @@ import pytest
 import structlog
 import zmq
 
-from shared.codec import encode
+from shared.codec import MAX_FRAME_BYTES, encode
 from shared.mesh.curve import MeshKeys, make_keys
 from shared.messages import Abort
 from shared.settings import BadSetting
@@ -133,3 +133,24 @@ def test_only_a_file_of_roots_may_be_its_groups(
     monkeypatch.setattr(Path, "stat", lambda self, **_: status)
     with pytest.raises(BadSetting, match="others can read") if refused else nullcontext():
         MeshKeys.load(keys)
+
+
+async def test_an_oversized_frame_of_a_member_is_cut_off(
+    tcp_members: TcpMembers, keys: Path
+) -> None:
+    members, mesh_keys = tcp_members.with_keys(keys), MeshKeys.load(keys)
+    tokenizer = members(TOKENIZER)
+    own = {"CURVE_PUBLICKEY": mesh_keys.public, "CURVE_SECRETKEY": mesh_keys.secret}
+    good = encode(Abort(RequestId("good"), ""), tokenizer.mesh.identity)
+    async with tokenizer.present():
+        endpoint = members.endpoint(TOKENIZER)
+        with connected(endpoint, CURVE_SERVERKEY=mesh_keys.public, **own) as push:
+            monitor = push.get_monitor_socket(zmq.Event.DISCONNECTED)
+            push.send(bytes(MAX_FRAME_BYTES + 1024))
+            await until(lambda: monitor.poll(0))
+            push.disable_monitor()
+            monitor.close()
+        assert tokenizer.metric("frames_received") == 0
+        with connected(endpoint, CURVE_SERVERKEY=mesh_keys.public, **own) as push:
+            push.send(good)
+            await until(lambda: tokenizer.heard == ["good"])
