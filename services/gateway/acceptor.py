@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 from collections.abc import Callable
@@ -50,9 +51,13 @@ class Acceptor:
             self._listening = True
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Take no more in; whoever else has the socket may."""
         self._pause()
         self._closed = True
+
+    def close(self) -> None:
+        self.stop()
         for task in self._opening:
             task.cancel()
 
@@ -71,6 +76,9 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
+                if error.errno == errno.EINVAL:  # whoever gave it to us has shut it down
+                    self.stop()
+                    return
                 self._log.warning("no connection can be taken", reason=str(error))
                 self._pause()
                 self._loop.call_later(PAUSE_SECONDS, self.resume)

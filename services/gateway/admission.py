@@ -21,6 +21,7 @@ class Admission:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.draining = False
+        self.closed = False  # to all that is new
         self._clock = clock
         self._credits: dict[str, Credit] = {}
         self._last_capacity = 0  # of a whole mesh; 0: it never was
@@ -74,7 +75,7 @@ class Admission:
         self, new: int, in_flight: int, schedulers: Iterable[str], absent: Sequence[str] = ()
     ) -> None:
         """Raises ApiError if `new` sequences do not fit beside those in flight."""
-        if self.draining:
+        if self.closed:
             raise unavailable("The server is shutting down.")
         capacity = 0 if absent else self.capacity(schedulers)
         capacity = capacity or self._lent

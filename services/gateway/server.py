@@ -25,6 +25,7 @@ BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 75  # more than the idle times of clients and balancers, so that they close
 ABSENT_SECONDS = 120  # without a sign of the other side's system: then the connection is ended
 UNSENT_BYTES = 64 * 1024  # that the system takes from us for a client who takes nothing from it
+LAST_WORD_SECONDS = 1.0  # for a request over a connection that is open when we leave
 STOP_SECONDS = 1  # for answers still being written when the drain has ended
 
 
@@ -42,6 +43,7 @@ class HttpServer:
         self._max_connections = max_connections
         self._tls = tls
         self._acceptors: list[Acceptor] = []
+        self._leaving = False
         for one in sockets:
             _bound_stalls(one)
         config = Config(
@@ -94,8 +96,16 @@ class HttpServer:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is being answered."""
-        return bool(self._server.server_state.tasks)
+        """Whether any request is being answered, or may be on its way to us who leave."""
+        state = self._server.server_state
+        return bool(state.tasks) or (self._leaving and bool(state.connections))
+
+    def leave(self) -> None:
+        """Leave new connections to others at the same socket; those that are here end in time."""
+        self._leaving = True
+        for acceptor in self._acceptors:
+            acceptor.stop()
+        asyncio.get_running_loop().call_later(LAST_WORD_SECONDS, self.close_idle)
 
     def close_idle(self) -> None:
         """Close connections kept alive; the others close with the answer they are at."""

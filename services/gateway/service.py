@@ -53,6 +53,8 @@ from shared.types import ServiceName
 if TYPE_CHECKING:
     from services.gateway.spans import RequestSpans
 
+MEETING_SECONDS = 3.0  # then health and readiness are told anyway
+
 
 class GatewayService(Service):
     service = ServiceName.GATEWAY
@@ -71,6 +73,7 @@ class GatewayService(Service):
         self._tracer = Tracer(self._gatherer, (self.service, mesh.identity.name), self.trace)
         self._overview = Overview(self._gatherer, mesh.identity, lambda: self.inspection.status)
         self._prober = Prober(self._readiness, self._flights, self._may_probe, self.spawn)
+        self._met = asyncio.Event()  # the mesh was whole
         self._server: HttpServer | None = None
         self._spans: RequestSpans | None = None
         self.urls: list[str] = []  # where it listens, once it does
@@ -95,6 +98,8 @@ class GatewayService(Service):
         self._spans = self._request_spans()
         tls = self._tls()
         self._server = HttpServer(build_app(self._parts(model)), sockets, self._room(), tls)
+        if self.settings.listen_fd is not None:
+            await self._meet_others()
         self._server.start()
         self.urls = urls(sockets, secure=tls is not None)
         self.log.info("listening", urls=self.urls)
@@ -153,8 +158,12 @@ class GatewayService(Service):
         return self._server is not None and self._server.busy
 
     def drain(self) -> None:
-        self._admission.draining = True
-        if self._server is not None:
+        """Where others keep the socket, what is new is theirs, and whoever came here is served."""
+        shared = self.settings.listen_fd is not None
+        self._admission.draining, self._admission.closed = True, not shared
+        if self._server is not None and shared:
+            self._server.leave()
+        elif self._server is not None:
             self._server.close_idle()
 
     async def stop(self) -> None:
@@ -177,6 +186,12 @@ class GatewayService(Service):
                 wanted=wanted,
             )
         return found
+
+    async def _meet_others(self) -> None:
+        """At a shared socket clients do not know that we are new: let us be of use first."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MEETING_SECONDS):
+                await self._met.wait()
 
     def _request_spans(self) -> RequestSpans | None:
         endpoint = self.settings.otlp_traces_endpoint
@@ -204,6 +219,8 @@ class GatewayService(Service):
         schedulers = self.mesh.present(ServiceName.SCHEDULER)
         self._admission.changed(schedulers, self._readiness.absent)
         self._prober.consider()
+        if self._may_probe():
+            self._met.set()
 
     def _may_probe(self) -> bool:
         schedulers = self.mesh.present(ServiceName.SCHEDULER)

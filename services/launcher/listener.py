@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shared.settings import BadSetting, Settings
@@ -67,6 +67,12 @@ def _bound_unix(path: str) -> socket.socket:
         raise BadSetting(f"--uds: cannot listen on {path}: {error.strerror or error}") from None
     listener.listen(BACKLOG)
     return listener
+
+
+def refuse_all(listener: socket.socket) -> None:
+    """Have the system refuse new connections, in all processes that share the socket."""
+    with suppress(OSError):
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def base_url(listener: socket.socket, *, secure: bool = False) -> str:

@@ -13,12 +13,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import setproctitle
 
 from services.launcher.instance import Inheritance
-from services.launcher.listener import base_url, http_listener
+from services.launcher.listener import base_url, http_listener, refuse_all
 from services.launcher.models import DEFAULT_NAME, ModelError, prepare_model
 from services.launcher.readiness import wait_ready
 from services.launcher.supervisor import StartFailed, Supervisor, instances_of
@@ -112,7 +113,8 @@ async def _run(settings: Settings, listener: socket.socket, began: float) -> Non
         inheritance = Inheritance(settings, lifeline, listener.fileno())
         instances = instances_of(settings, inheritance)
         _say(f"headrace: starting {len(instances)} processes for {settings.served_model_name[0]}")
-        supervisor = Supervisor(instances, run_directory, settings.drain_timeout, ready)
+        stopping = partial(refuse_all, listener)
+        supervisor = Supervisor(instances, run_directory, settings.drain_timeout, ready, stopping)
         await supervisor.run()
     finally:
         shutil.rmtree(run_directory, ignore_errors=True)

@@ -41,7 +41,10 @@ def instances_of(settings: Settings, inheritance: Inheritance) -> list[Instance]
 
 
 class Supervisor:
-    """Runs instances until a signal comes; `wait_ready` returns when the mesh answers."""
+    """Runs instances until a signal comes.
+
+    `wait_ready` returns when the mesh answers; `stopping` is called before it is drained.
+    """
 
     def __init__(
         self,
@@ -49,10 +52,12 @@ class Supervisor:
         run_directory: Path,
         drain_timeout: float,
         wait_ready: Callable[[], Awaitable[None]],
+        stopping: Callable[[], None],
     ) -> None:
         self._run_directory = run_directory
         self._drain_timeout = drain_timeout
         self._wait_ready = wait_ready
+        self._stopping = stopping
         self._ready = False
         self._signalled = asyncio.Event()
         self._signalled_again = asyncio.Event()
@@ -102,12 +107,14 @@ class Supervisor:
             if not self._ready:
                 raise StartFailed(f"{instance} ended with code {code} before the mesh was ready")
             pause = backoff.after(loop.time() - born)
-            self._log.warning("service died", instance=str(instance), code=code, restart_in=pause)
+            event = "service died" if code else "service left"
+            self._log.warning(event, instance=str(instance), code=code, restart_in=pause)
             with suppress(TimeoutError):
                 await asyncio.wait_for(instance.stopping.wait(), pause)
 
     async def _stop(self) -> None:
         """Gateways first: while they drain, the others still work for them."""
+        self._stopping()
         gateways = [i for i in self._keepers if i.service is ServiceName.GATEWAY]
         if self._ready:
             await self._end(gateways, self._drain_timeout + STOP_SECONDS)

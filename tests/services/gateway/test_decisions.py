@@ -45,7 +45,7 @@ def test_admission_says_what_is_absent_and_drains() -> None:
     admission.credit("a", Credit(max_num_seqs=1, max_queue=0, running=0, waiting=0))
     assert status_of(admission, 1, absent=["tokenizer"]) == 503
     assert status_of(admission, 1) == 200
-    admission.draining = True
+    admission.closed = True
     assert status_of(admission, 1) == 503
 
 

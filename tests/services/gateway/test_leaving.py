@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from services.gateway import launches
+from services.gateway import launches, service
+from services.gateway.service import GatewayService
 from shared.messages import Abort, Encode, Encoded, Generate
 from shared.types import ServiceName, int32s
-from tests.services.gateway.scripted_mesh import CREDIT, Peer, ScriptedMesh, background, until
+from tests.services.gateway.scripted_mesh import (
+    CREDIT,
+    Peer,
+    ScriptedMesh,
+    background,
+    until,
+    wait_ready,
+)
 
 TOKENIZER, SCHEDULER, DETOKENIZER = (
     ServiceName.TOKENIZER,
@@ -118,3 +130,60 @@ async def test_an_abort_reaches_a_scheduler_that_leaves(
         begun = await mesh.tokenizer.hear(Generate)
         await withdraw(mesh, mesh.scheduler)
     assert (await mesh.scheduler.hear(Abort)).request_id == begun.request_id
+
+
+BODY = b'{"prompt": "hi", "max_tokens": 2}'
+HEAD = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+REQUEST = f"{HEAD}content-length: {len(BODY)}\r\n\r\n".encode() + BODY
+
+
+async def test_a_gateway_that_leaves_a_shared_socket_turns_nobody_away(
+    mesh: ScriptedMesh, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is connected is served once more; who connects waits for the next that listens."""
+    monkeypatch.setattr(service, "MEETING_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as shared:
+        url = await mesh.start_gateway(tiny_model, listen_fd=os.dup(shared.fileno()))
+        await mesh.start_all()
+        leaves = mesh.gateways[0]
+        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+            await wait_ready(client)
+            async with background(complete(client)) as answering:
+                begun = await mesh.tokenizer.hear(Generate)
+                mesh.accept(begun)
+                reader, writer = await asyncio.open_connection("127.0.0.1", shared.getsockname()[1])
+                await until(lambda: num_connections(leaves) == 2)
+                leaves._on_signal(signal.SIGTERM)
+                late = httpx.AsyncClient(base_url=url, timeout=30)
+                async with late, background(late.get("/version")) as asking:
+                    writer.write(REQUEST)
+                    mesh.answer(await mesh.tokenizer.hear(Generate))
+                    answer = await asyncio.wait_for(reader.read(), 20)
+                    writer.close()
+                    assert answer.startswith(b"HTTP/1.1 200")
+                    assert not asking.done() and not mesh.ended()
+                    next_fd = os.dup(shared.fileno())
+                    await mesh.start_gateway(tiny_model, index=1, listen_fd=next_fd)
+                    assert (await asking).status_code == 200
+                mesh.answer(begun)
+                assert (await answering).headers["connection"] == "close"
+        await until(mesh.ended)
+
+
+async def test_a_gateway_at_a_shared_socket_serves_when_it_can(
+    mesh: ScriptedMesh, tiny_model: Path
+) -> None:
+    mesh.autopilot = True
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as shared:
+        url = f"http://127.0.0.1:{shared.getsockname()[1]}"
+        starting = mesh.start_gateway(tiny_model, listen_fd=os.dup(shared.fileno()))
+        client = httpx.AsyncClient(base_url=url, timeout=30)
+        async with client, background(starting), background(complete(client)) as asking:
+            await until(lambda: bool(mesh.gateways))
+            await mesh.start_all()
+            assert (await asking).status_code == 200
+
+
+def num_connections(gateway: GatewayService) -> int:
+    assert gateway._server is not None
+    return len(gateway._server._server.server_state.connections)

@@ -112,6 +112,7 @@ def test_a_token_id_outside_the_vocabulary_never_reaches_the_executor(bad: int) 
 
 
 def test_a_full_cache_ends_all_in_the_end_with_the_same_tokens() -> None:
+    """R047"""
     bench = Bench(num_blocks=24, block_size=4, max_num_seqs=12)
     sequences = [bench.submit(f"r{n}", 8, 24, seed=n) for n in range(12)]  # cache for 3
     iterations = bench.run()
@@ -134,6 +135,7 @@ def test_a_burst_of_prompts_with_a_cache_for_one_gets_on_in_every_iteration() ->
 
 
 def test_preemption_does_not_turn_in_circles() -> None:
+    """R049"""
     bench = Bench(num_blocks=20, block_size=4, max_num_seqs=6)
     for number in range(6):
         bench.submit(f"r{number}", 4, 28)  # 8 blocks each: cache for 2.5
