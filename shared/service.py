@@ -52,6 +52,7 @@ class Service:
     talks_to: ClassVar[frozenset[ServiceName]]
 
     def __init__(self, settings: Settings, mesh: Mesh) -> None:
+        self.owns_process = False  # nothing else runs in it
         self.settings = settings
         self.mesh = mesh
         self.log = structlog.get_logger(self.service.value)
@@ -134,7 +135,8 @@ class Service:
     async def _start(self) -> None:
         try:
             await self.start()
-            _keep_for_good()
+            if self.owns_process:
+                _keep_for_good()
             if self.inspection.state is State.LOADING:
                 self.inspection.state = State.READY
             self.log.info("started", name=self.mesh.identity.name)
@@ -240,6 +242,7 @@ async def _serve(kind: type[Service], settings: Settings) -> int:
     mesh = Mesh(kind.service, address, kind.talks_to)
     try:
         service = kind(settings, mesh)
+        service.owns_process = True
         if PULSE_VARIABLE not in os.environ:  # no launcher would notice
             Watchdog(settings.hang_timeout, settings.iteration_timeout, service.count)
         return await service.run()

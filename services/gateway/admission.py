@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from services.gateway.errors import invalid, overloaded, unavailable
+from services.gateway.errors import ApiError, invalid, overloaded, unavailable
 from shared.messages import Credit
 
 OUTAGE_SECONDS = 30.0  # so long requests are taken that must wait until the mesh is whole again
@@ -21,7 +21,6 @@ class Admission:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.draining = False
-        self.closed = False  # to all that is new
         self._clock = clock
         self._credits: dict[str, Credit] = {}
         self._last_capacity = 0  # of a whole mesh; 0: it never was
@@ -71,23 +70,27 @@ class Admission:
         short = began is not None and self._clock() - began < OUTAGE_SECONDS
         return self._last_capacity if short else 0
 
-    def check(
+    def problem(
         self, new: int, in_flight: int, schedulers: Iterable[str], absent: Sequence[str] = ()
-    ) -> None:
-        """Raises ApiError if `new` sequences do not fit beside those in flight."""
-        if self.closed:
-            raise unavailable("The server is shutting down.")
+    ) -> ApiError | None:
+        """Why `new` sequences do not fit beside those in flight.
+
+        Returned, not raised: what a traceback holds on to is more than all the rest of a refusal.
+        """
+        if self.draining:
+            return unavailable("The server is shutting down.")
         capacity = 0 if absent else self.capacity(schedulers)
         capacity = capacity or self._lent
         if absent and not capacity:
-            raise unavailable(f"The server is not ready: no {', '.join(absent)} is connected.")
+            return unavailable(f"The server is not ready: no {', '.join(absent)} is connected.")
         if capacity == 0:
-            raise unavailable("The server is not ready: no model executor is connected yet.")
+            return unavailable("The server is not ready: no model executor is connected yet.")
         if new > capacity:
-            raise invalid(
+            return invalid(
                 f"The request asks for {new} sequences; the server holds at most {capacity}.",
                 "n",
             )
         if in_flight + new > capacity:
             message = f"The server is full: {in_flight} of {capacity} sequences are in its hands."
-            raise overloaded(message, self.retry_after(in_flight))
+            return overloaded(message, self.retry_after(in_flight))
+        return None

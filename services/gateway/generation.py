@@ -91,11 +91,7 @@ class GenerationEndpoint:
         length = dict(scope["headers"]).get(b"content-length", b"")
         if not length.isdigit() or int(length) > self._parts.settings.max_body_size:
             return None
-        try:
-            self._parts.check_room(1)
-        except ApiError as error:
-            return error
-        return None
+        return self._parts.no_room(1)
 
     def _limit(self, flight: Flight) -> asyncio.TimerHandle | None:
         """See that the request ends in time."""

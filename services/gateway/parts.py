@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from services.gateway.admission import Admission
 from services.gateway.body import RequestBody
-from services.gateway.errors import model_not_found
+from services.gateway.errors import ApiError, model_not_found
 from services.gateway.flight import Flight, Link
 from services.gateway.flights import Flights
 from services.gateway.metrics import GatewayMetrics
@@ -77,11 +77,12 @@ class Parts:
 
     def take_off(self, request: GenerationRequest, arrived: float) -> Flight:
         """Admit a request and send it into the mesh; raises ApiError."""
-        self.check_room(request.size)
+        if (problem := self.no_room(request.size)) is not None:
+            raise problem
         return self.flights.start(request, arrived)
 
-    def check_room(self, sequences: int) -> None:
-        """Raises ApiError if so many more cannot be taken."""
+    def no_room(self, sequences: int) -> ApiError | None:
+        """Why so many more cannot be taken, if they cannot."""
         schedulers = self.link.present(ServiceName.SCHEDULER)
         absent = self.readiness.absent
-        self.admission.check(sequences, len(self.flights), schedulers, absent)
+        return self.admission.problem(sequences, len(self.flights), schedulers, absent)

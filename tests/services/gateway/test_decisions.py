@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.admission import Admission
-from services.gateway.errors import ApiError
 from services.gateway.readiness import PATH, Readiness
 from services.gateway.routing import Outstanding, detokenizer_of, work_of
 from shared.messages import Credit, Prompt
@@ -17,12 +16,11 @@ GATEWAY, TOKENIZER, SCHEDULER, EXECUTOR, DETOKENIZER = ServiceName
 
 
 def status_of(admission: Admission, new: int, in_flight: int = 0, **more: list[str]) -> int:
-    try:
-        admission.check(new, in_flight, ["a", "b"], **more)
-    except ApiError as error:
-        assert (error.failure.status in (429, 503)) == ("retry-after" in error.headers)
-        return error.failure.status
-    return 200
+    problem = admission.problem(new, in_flight, ["a", "b"], **more)
+    if problem is None:
+        return 200
+    assert (problem.failure.status in (429, 503)) == ("retry-after" in problem.headers)
+    return problem.failure.status
 
 
 def test_admission() -> None:
