@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -21,6 +21,7 @@ from shared.messages import (
     Open,
     Recall,
     Recalled,
+    Released,
     StepResult,
 )
 from shared.tombstones import Tombstones
@@ -89,6 +90,9 @@ class DetokenizerCore:
             outbox.tell(scheduler.name, Abort(opened.request_id, "aborted before"))
             return outbox.messages()
         journal = self._journals.get(opened.request_id)
+        if journal is not None and journal.taken_from == scheduler.name:
+            outbox.tell(scheduler.name, Released([opened.request_id]))
+            return outbox.messages()
         if journal is None:
             journal = Journal(opened, scheduler, self._decoders, self._eos_token_ids)
             self._journals[opened.request_id] = journal
@@ -164,13 +168,31 @@ class DetokenizerCore:
             self._end_life(epoch)
         return len(self._orphans) - before
 
-    def resubmit(self, schedulers: Sequence[str]) -> list[Outgoing]:
-        """Ask one of these to go on with what has none, once each."""
+    def take_from(self, schedulers: Sequence[str]) -> list[Outgoing]:
+        """These have no executors, and others have: they are to go on."""
         outbox = Outbox()
-        for number, journal in enumerate(self._orphans.values()):
-            if schedulers and not journal.asked:
-                journal.asked = schedulers[number % len(schedulers)]
-                outbox.tell(journal.asked, journal.submission(self._name))
+        for life in self._lives.values():
+            if life.name in schedulers and life.journals:
+                ids = [journal.request_id for journal in life.journals.values()]
+                outbox.tell(life.name, Released(ids))
+                for journal in life.journals.values():
+                    journal.taken_from = life.name
+                    self._orphans[journal.request_id] = journal
+                life.journals.clear()
+        return outbox.messages()
+
+    @property
+    def schedulers(self) -> set[str]:
+        """Those that have requests of ours."""
+        return {life.name for life in self._lives.values() if life.journals}
+
+    def resubmit(self, choose: Callable[[Journal], str | None]) -> list[Outgoing]:
+        """Ask a scheduler to go on with what has none, once each; `choose` may know of none."""
+        outbox = Outbox()
+        for journal in self._orphans.values():
+            if not journal.asked and (scheduler := choose(journal)) is not None:
+                journal.asked, journal.taken_from = scheduler, ""
+                outbox.tell(scheduler, journal.submission(self._name))
         return outbox.messages()
 
     def give_up_orphans(self) -> list[Outgoing]:
