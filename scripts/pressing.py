@@ -159,6 +159,25 @@ async def pressing(
         await asyncio.gather(lag, *(client.closed for client in here), return_exceptions=True)
 
 
+@asynccontextmanager
+async def kept_alive(url: str, count: int) -> AsyncIterator[None]:
+    """So many connections that have asked for something once, and are silent since."""
+    parts = urlsplit(url)
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writers.append(writer)
+            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(_length(head))
+        yield
+    finally:
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(one.wait_closed() for one in writers), return_exceptions=True)
+
+
 async def _measure_lag(tally: Tally) -> None:
     while True:
         due = time.perf_counter() + LAG_SECONDS

@@ -86,6 +86,11 @@ class Settings:
         None, "inherited listening socket, instead of host and port", GATEWAY
     )
     api_key: list[str] = _setting([], "key(s) that clients must send", GATEWAY, secret=True)
+    api_key_file: str | None = _setting(
+        None,
+        "file with such keys, one a line, or 'name: key'; read again when it changes",
+        GATEWAY,
+    )
     max_body_size: int = _setting(
         4 * MIB,
         "largest request body, bytes",

@@ -25,7 +25,7 @@ LONGEST_BASE = 64  # bytes; the path of a socket may have 107 in all
 QUIET = "--log-level=warning"
 LAST_WORDS_SECONDS = 1.0  # to read what it said at its end
 STOP_SECONDS = 10.0  # nothing is left to drain when it is told to stop
-LISTENING = {"host", "port", "uds", "listen_fd", "api_key", "allowed_origins"}
+LISTENING = {"host", "port", "uds", "listen_fd", "api_key", "api_key_file", "allowed_origins"}
 LISTENING |= {"ssl_certfile", "ssl_keyfile"}
 MESH = {"mesh", "index", "mesh_host", "mesh_port", "mesh_keys", "allow_plain_tcp"}
 NOT_ITS_OWN = LISTENING | MESH  # where and for whom it listens is decided here

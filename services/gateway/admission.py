@@ -21,6 +21,7 @@ class Admission:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.draining = False
+        self.closed = False  # to all that is new
         self._clock = clock
         self._credits: dict[str, Credit] = {}
         self._last_capacity = 0  # of a whole mesh; 0: it never was
@@ -77,7 +78,7 @@ class Admission:
 
         Returned, not raised: what a traceback holds on to is more than all the rest of a refusal.
         """
-        if self.draining:
+        if self.closed:
             return unavailable("The server is shutting down.")
         capacity = 0 if absent else self.capacity(schedulers)
         capacity = capacity or self._lent

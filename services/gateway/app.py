@@ -76,7 +76,7 @@ def build_app(parts: Parts) -> ASGIApp:
     )
     app.router.redirect_slashes = False  # a wrong path is a 404, not a second request
     # Around the whole application, so that its answers to faults get the headers too.
-    guarded: ASGIApp = KeyCheck(app, parts.settings.api_key) if parts.settings.api_key else app
+    guarded: ASGIApp = KeyCheck(app, parts.keys) if parts.keys else app
     if parts.settings.allowed_origins:  # around the keys: a browser asks first, without one
         guarded = CORSMiddleware(
             guarded,
@@ -124,7 +124,7 @@ def _documents(parts: Parts) -> list[Route]:
         "/v2/models/{model}/generate": GenerateBody,
         "/v2/models/{model}/generate_stream": GenerateStreamBody,
     }
-    whole = document(posted, version("headrace"), secured=bool(parts.settings.api_key))
+    whole = document(posted, version("headrace"), secured=bool(parts.keys))
     answers = {
         "/openapi.json": Response(json.dumps(whole), media_type="application/json"),
         "/docs": HTMLResponse(PAGE),

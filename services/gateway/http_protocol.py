@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.gateway.errors import RETRY_AFTER_SECONDS, error_body
 from shared.messages import Failure
+from shared.rarely import Rarely
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
 HEAD_SECONDS = 30.0  # for them to arrive
@@ -24,9 +25,12 @@ LINGER_SECONDS = 1.0  # see connection.TooLargeResponse
 class BoundedHttpProtocol(HttpToolsProtocol):
     """`most`: more connections than these are told that there is no room, unless one is idle."""
 
-    def __init__(self, *args: Any, most: int, gone: Callable[[], None], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, most: int, gone: Callable[[], None], rarely: Rarely, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._most = most
+        self._rarely = rarely
         self._gone = gone  # called when the connection has ended
         self._excess = False
         self._head_bytes: int | None = 0  # of the head being received; None inside a body
@@ -100,6 +104,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The headers are too large.")
 
     def _refuse_excess(self) -> None:
+        self._rarely.warning("too many connections, others are refused", most=self._most)
         message = f"There are {self._most} connections already."
         self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, message)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from email.utils import formatdate
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.errors import ApiError, error_response
+from services.gateway.keys import ApiKeys
 from shared.messages import Failure
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/v2/health/live", "/v2/health/ready"})
@@ -55,17 +55,18 @@ class CommonHeaders:
 class KeyCheck:
     """Refuses whoever sends none of the keys, whatever the path: a route cannot be forgotten.
 
-    Whoever sends one is known by its number from there on, as `headrace.key` of the scope.
+    Whoever sends one is known by its name from there on, as `headrace.key` of the scope.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
-        self._keys = [key.encode() for key in keys]
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        number = self._number(scope["headers"])
-        if number is not None or scope["path"] in OPEN_PATHS:
-            scope["headrace.key"] = number
+        key = _sent_key(scope["headers"])
+        name = None if key is None else self._keys.name_of(key)
+        if name is not None or scope["path"] in OPEN_PATHS:
+            scope["headrace.key"] = name
             await self._app(scope, receive, send)
             return
         message = "Send a valid API key, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
@@ -74,15 +75,6 @@ class KeyCheck:
             {"www-authenticate": "Bearer"},
         )
         await error_response(error, scope["path"])(scope, receive, send)
-
-    def _number(self, headers: Headers) -> int | None:
-        """Which of the keys was sent."""
-        key = _sent_key(headers)
-        if key is None:
-            return None
-        # Every key is compared, each in constant time.
-        found = [hmac.compare_digest(key, known) for known in self._keys]
-        return found.index(True) if any(found) else None
 
 
 def name_request(scope: Scope, name: str | None) -> None:

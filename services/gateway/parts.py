@@ -14,6 +14,7 @@ from services.gateway.body import RequestBody
 from services.gateway.errors import ApiError, model_not_found
 from services.gateway.flight import Flight, Link
 from services.gateway.flights import Flights
+from services.gateway.keys import ApiKeys
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.overview import Overview
 from services.gateway.parsing.answers import Formats
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Parts:
     settings: Settings
+    keys: ApiKeys
     model: ModelInfo
     formats: Formats
     names: list[str]  # of the model in the API; the first is the default

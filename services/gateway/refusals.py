@@ -6,12 +6,11 @@ import asyncio
 import time
 from collections import deque
 
-import structlog
+from shared.rarely import Rarely
 
 AT_ONCE = 16  # answers, about a millisecond of work
-PAUSE_SECONDS = 0.002  # from these to the next, at least
-PAUSE_TIMES = 2  # as long as these took, at least: however slow the machine, streams come first
-TELL_SECONDS = 10.0
+PAUSE_SECONDS = 0.001  # from these to the next, at least
+PAUSE_TIMES = 1  # as long as these took, at least: half of the time is for those who are served
 
 
 class Refusals:
@@ -21,13 +20,11 @@ class Refusals:
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._left = AT_ONCE
         self._pausing = False
-        self._untold = 0
-        self._told = -TELL_SECONDS
-        self._log = structlog.get_logger("gateway")
+        self._rarely = Rarely("gateway")  # what has no room for requests has none for lines
 
     async def turn(self) -> None:
         """Wait until another answer may go out."""
-        self._tell()
+        self._rarely.warning("the server is full, requests are refused")
         loop = asyncio.get_running_loop()
         if not self._pausing:
             self._pausing = True
@@ -53,11 +50,3 @@ class Refusals:
     def _pause(self, began: float) -> None:
         loop, took = asyncio.get_running_loop(), time.monotonic() - began
         loop.call_later(max(PAUSE_SECONDS, PAUSE_TIMES * took), self._go_on)
-
-    def _tell(self) -> None:
-        """Not each of them: what has no room for requests has none for lines about them."""
-        self._untold += 1
-        now = time.monotonic()
-        if now - self._told >= TELL_SECONDS:
-            self._log.warning("the server is full, requests are refused", refused=self._untold)
-            self._untold, self._told = 0, now

@@ -21,7 +21,7 @@ class Context:
     vocab_size: int
     max_model_len: int
     draw_seed: Callable[[], int]
-    key: int | None = None  # the number of the API key that was sent
+    key: str | None = None  # the name of the API key that was sent
     request_id: str = ""  # the client's name for the request, or a drawn one
     max_logprobs: int = 20
     trust_chat_template: bool = False  # one that comes with a request

@@ -18,6 +18,7 @@ from uvicorn import Config, Server
 from services.gateway.acceptor import Acceptor
 from services.gateway.handles import EXCESS
 from services.gateway.http_protocol import BoundedHttpProtocol
+from shared.rarely import Rarely
 from shared.settings import Settings
 from shared.unix_socket import PREFIX, bind_unix
 
@@ -43,6 +44,7 @@ class HttpServer:
         self._max_connections = max_connections
         self._tls = tls
         self._acceptors: list[Acceptor] = []
+        self._rarely = Rarely("http")
         self._leaving = False
         for one in sockets:
             _bound_stalls(one)
@@ -88,6 +90,7 @@ class HttpServer:
             asyncio.get_running_loop(),
             most=self._max_connections,
             gone=self._make_room,
+            rarely=self._rarely,
         )
 
     def _make_room(self) -> None:

@@ -17,6 +17,7 @@ from services.gateway.errors import unavailable_failure
 from services.gateway.flights import Flights
 from services.gateway.gather import Gatherer
 from services.gateway.handles import raise_limit, room
+from services.gateway.keys import ApiKeys, BadKeyFile
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.overview import Overview
 from services.gateway.parsing.answers import Formats
@@ -30,6 +31,7 @@ from services.gateway.scrape import Scraper
 from services.gateway.server import HttpServer, listening_sockets, urls, uvicorn_logs
 from services.gateway.tls import Certificate
 from services.gateway.tracing import Tracer
+from services.gateway.watched import watch
 from shared.codec import Identity
 from shared.inspection import Answer as InspectionAnswer
 from shared.mesh import Mesh
@@ -204,6 +206,16 @@ class GatewayService(Service):
             raise StartError(f"--otlp-traces-endpoint: {reason} ({error.name})") from error
         return RequestSpans(endpoint, self.mesh.identity.name)
 
+    def _keys(self) -> ApiKeys:
+        file = self.settings.api_key_file
+        try:
+            keys = ApiKeys(self.settings.api_key, file)
+        except (OSError, BadKeyFile) as error:
+            raise StartError(f"--api-key-file: {error}") from error
+        if file is not None:
+            self.spawn(watch(keys), name="keys")
+        return keys
+
     def _tls(self) -> ssl.SSLContext | None:
         certfile, keyfile = self.settings.ssl_certfile, self.settings.ssl_keyfile
         if certfile is None or keyfile is None:
@@ -212,7 +224,7 @@ class GatewayService(Service):
             certificate = Certificate(certfile, keyfile)
         except (OSError, ssl.SSLError) as error:
             raise StartError(f"--ssl-certfile: {error}") from error
-        self.spawn(certificate.watch(), name="certificate")
+        self.spawn(watch(certificate), name="certificate")
         return certificate.context
 
     def _mesh_changed(self) -> None:
@@ -233,6 +245,7 @@ class GatewayService(Service):
         seeds = random.Random(None if drawn is None else f"{drawn}/{self.settings.index}")
         return Parts(
             settings=self.settings,
+            keys=self._keys(),
             model=model,
             formats=formats,
             names=self.settings.served_model_name or [model.path.name],

@@ -45,11 +45,11 @@ def serve(words: Sequence[str]) -> int:
     began = time.monotonic()
     try:
         settings = _parse(words)
+        setproctitle.setproctitle("headrace: launcher")  # at once: there may be keys in the words
         configure_logs(settings.log_level, settings.log_format, "launcher", 0)
         with http_listener(settings) as listener:
             _check_device(settings)
             settings = _with_model(settings)
-            setproctitle.setproctitle("headrace: launcher")
             asyncio.run(_run(settings, listener, began))
     except (BadSetting, ModelError) as error:
         _say(f"headrace serve: {error}")
@@ -132,7 +132,8 @@ def _make_run_directory() -> Path:
 
 def _greeting(url: str, settings: Settings, seconds: float) -> str:
     unverified = "-k " if url.startswith("https:") else ""  # it may be made out to another name
-    key = "-H 'Authorization: Bearer YOUR_KEY' " if settings.api_key else ""
+    secured = settings.api_key or settings.api_key_file
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if secured else ""
     model = settings.served_model_name[0]
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     place, target = f"{url}/v1", url

@@ -14,6 +14,7 @@ from shared.codec import Identity
 from shared.mesh import Mesh
 from shared.messages import Announce, Message, Plan, Roster, Withdraw
 from shared.model import read_model_info
+from shared.rarely import Rarely
 from shared.service import Service, StartError
 from shared.settings import Settings, model_path
 from shared.trace import nanoseconds
@@ -43,6 +44,7 @@ class ModelExecutorService(Service):
         self._scheduler: Identity | None = None  # whose plans are run
         self._move: asyncio.TimerHandle | None = None  # due when nothing else changes
         self._undelivered = Undelivered()
+        self._drops = Rarely(self.service.value)
         self._idle_beats = 0
 
     def _load(self) -> Runner:
@@ -142,6 +144,7 @@ class ModelExecutorService(Service):
 
     def _plan(self, plan: Plan, sender: Identity) -> None:
         if sender.name != self._belonging.scheduler:
+            self._drops.warning("plan of another scheduler dropped", scheduler=sender.name)
             self.mesh.send(ServiceName.SCHEDULER, sender.name, Withdraw())
             return
         if plan.session != self._worker.link:

@@ -17,10 +17,15 @@ from typing import Any
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 MODEL = "smol"  # the name under which tests serve whatever they serve
 READY_SECONDS = 90
 IDLE_SECONDS = 5
+GAUGES = {
+    f"headrace_{name}"
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+}
 
 
 class RunningMesh:
@@ -54,21 +59,22 @@ class RunningMesh:
 
     def metric(self, name: str, *, client: httpx.Client | None = None, **labels: str) -> float:
         """The sum of a metric's samples that bear these labels."""
-        families = text_string_to_metric_families((client or self.client).get("/metrics").text)
         return sum(
             sample.value
-            for family in families
-            for sample in family.samples
+            for sample in self._samples(client or self.client)
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
+    def _samples(self, client: httpx.Client) -> list[Sample]:
+        families = text_string_to_metric_families(client.get("/metrics").text)
+        return [sample for family in families for sample in family.samples]
+
     def wait_idle(self) -> None:
         """All gauges back to rest; fails if they are not within a few seconds."""
-        names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
         deadline = time.monotonic() + IDLE_SECONDS
         while True:
-            gauges = {name: self.metric(f"headrace_{name}") for name in names}
-            if not any(gauges.values()):
+            gauges = [one for one in self._samples(self.client) if one.name in GAUGES]
+            if len(gauges) >= len(GAUGES) and not any(one.value for one in gauges):
                 return
             assert time.monotonic() < deadline, gauges
             time.sleep(0.05)

@@ -43,7 +43,8 @@ def read(answer: httpx.Response) -> Streamed:
     raw = b"".join(answer.iter_raw())
     *lines, last, end = raw.decode("utf-8").split("\n\n")
     assert (last, end) == ("data: [DONE]", "")
-    events = [strict_json(line.removeprefix("data: ")) for line in lines]
+    told = (line for line in lines if line != ": keep-alive")  # what a long silence is filled with
+    events = [strict_json(line.removeprefix("data: ")) for line in told]
     choices = [choice for event in events for choice in event["choices"]]
     pieces = [c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices]
     return Streamed(events, pieces)

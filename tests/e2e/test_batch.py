@@ -228,8 +228,8 @@ with LLM(sys.argv[1], device="simulated", sim="base=0.001") as llm:
 def test_many_start_at_once(model_dir: Path) -> None:
     """R130"""
     command = [sys.executable, "-P", "-c", PROGRAM, str(model_dir)]
-    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     answers = {process.communicate(timeout=120)[0] for process in running}
-    assert [process.returncode for process in running] == [0] * 6
+    assert [process.returncode for process in running] == [0] * 4
     assert len(answers) == 1
     assert len(json.loads(answers.pop().replace("'", '"'))) == 3

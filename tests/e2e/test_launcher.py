@@ -61,6 +61,7 @@ def test_one_clear_line(words: list[str], reason: str) -> None:
 
 
 def test_taken_port() -> None:
+    """R053: found out before anything else, and said in one line."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = refused("serve", "--port", str(port))
@@ -104,6 +105,8 @@ def _refuses(client: httpx.Client, body: dict[str, object]) -> bool:
 
 
 def test_second_signal_ends_at_once(own_mesh: RunningMesh) -> None:
+    """R052: while it serves."""
+
     def endless() -> None:
         with contextlib.suppress(httpx.TransportError, AssertionError):
             own_mesh.complete(PROMPT, max_tokens=4000, ignore_eos=True)
@@ -123,6 +126,7 @@ def test_second_signal_ends_at_once(own_mesh: RunningMesh) -> None:
 
 
 def test_nothing_is_left_after_kill_9(own_mesh: RunningMesh) -> None:
+    """R043: of the first process."""
     children = psutil.Process(own_mesh.process.pid).children()
     assert len(children) == 5
     port = httpx.URL(own_mesh.url).port

@@ -158,8 +158,10 @@ def test_of_easy_questions(mesh: RunningMesh) -> None:
         start = told["text_offset"].index(len(question))
         return float(sum(told["token_logprobs"][start:-1]))
 
-    right = sum(likelihood(ask, yes) > likelihood(ask, no) for ask, yes, no in QUESTIONS)
-    assert right >= 18
+    with ThreadPoolExecutor(20) as pool:
+        yes = pool.map(lambda one: likelihood(one[0], one[1]), QUESTIONS)
+        no = pool.map(lambda one: likelihood(one[0], one[2]), QUESTIONS)
+    assert sum(one > other for one, other in zip(yes, no, strict=True)) >= 18
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

@@ -84,7 +84,7 @@ def test_exceptions(client: openai.OpenAI) -> None:
 def test_key_and_queue(model_dir: Path) -> None:
     """R115: with one slot and four places, five of twenty are taken."""
     flags = ("--max-num-seqs", "1", "--max-queue", "4", "--api-key", "sesame")
-    with running_mesh(model_dir, "--dtype", "float32", *flags) as mesh:
+    with running_mesh(model_dir, "--device", "simulated", "--sim", "base=0.1", *flags) as mesh:
         wrong = openai.OpenAI(base_url=f"{mesh.url}/v1", api_key="wrong", max_retries=0)
         with wrong, pytest.raises(openai.AuthenticationError):
             wrong.models.list()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -38,10 +39,12 @@ def prompt(reference: Reference) -> list[int]:
 def complete(client: openai.OpenAI, **options: Any) -> str:
     """The text, which is the same in a stream."""
     body: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "temperature": 0, "max_tokens": NEW}
-    whole = client.completions.create(**body | options)
-    chunks = client.completions.create(**body | options, stream=True)
-    text: str = whole.choices[0].text
-    assert "".join(chunk.choices[0].text for chunk in chunks) == text
+    with ThreadPoolExecutor(1) as beside:
+        whole = beside.submit(lambda: client.completions.create(**body | options))
+        chunks = client.completions.create(**body | options, stream=True)
+        streamed = "".join(chunk.choices[0].text for chunk in chunks)
+    text: str = whole.result().choices[0].text
+    assert streamed == text
     return text
 
 
@@ -49,10 +52,12 @@ def chat(client: openai.OpenAI, messages: list[Any], **options: Any) -> str:
     """The content, which is the same in a stream."""
     body: dict[str, Any] = {"model": MODEL, "messages": messages, "temperature": 0}
     body |= {"max_tokens": NEW, **options}
-    whole = client.chat.completions.create(**body)
-    chunks = client.chat.completions.create(**body, stream=True)
-    text: str = whole.choices[0].message.content
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
+    with ThreadPoolExecutor(1) as beside:
+        whole = beside.submit(lambda: client.chat.completions.create(**body))
+        chunks = client.chat.completions.create(**body, stream=True)
+        streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    text: str = whole.result().choices[0].message.content
+    assert streamed == text
     return text
 
 

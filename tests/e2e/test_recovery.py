@@ -155,6 +155,7 @@ def wait_whole(mesh: RunningMesh, dead: list[psutil.Process]) -> None:
     ids=" and ".join,
 )
 def test_streams_survive(scene: Scene, victims: list[str]) -> None:
+    """R043: whoever is killed is started again."""
     streams = Streams(scene.mesh, scene.bodies)
     streams.wait_under_way(6)
     dead = [scene.mesh.child(f"{victim} 0") for victim in victims]
@@ -171,6 +172,7 @@ def test_streams_survive(scene: Scene, victims: list[str]) -> None:
 
 @pytest.mark.parametrize("victim", ["detokenizer 0", "model-executor 0"])
 def test_streams_survive_a_process_that_hangs(scene: Scene, victim: str) -> None:
+    """R043"""
     streams = Streams(scene.mesh, scene.bodies)
     streams.wait_under_way(6)
     process = scene.mesh.child(victim)

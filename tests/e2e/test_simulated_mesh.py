@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.e2e.harness import MODEL, RunningMesh, running_mesh
@@ -26,15 +28,11 @@ def simulated(model_dir: Path) -> Iterator[RunningMesh]:
 def test_a_crowd_gets_what_each_gets_alone(simulated: RunningMesh) -> None:
     """With more streams than slots, and more tokens than the cache holds at once."""
     prompts = [f"Stream {number} of a crowd" for number in range(64)]
-
-    def text(prompt: str) -> str:
-        return simulated.text(prompt, max_tokens=150)
-
-    with ThreadPoolExecutor(64) as pool:
-        crowd = list(pool.map(text, prompts))
+    choices = simulated.complete(prompts, max_tokens=150)["choices"]
+    crowd = [choice["text"] for choice in choices]
     assert all(len(text.split()) == 150 for text in crowd)
     for number in (0, 17, 63):
-        assert text(prompts[number]) == crowd[number]
+        assert simulated.text(prompts[number], max_tokens=150) == crowd[number]
     assert simulated.metric("headrace_num_preemptions_total") > 0
 
 
@@ -53,6 +51,31 @@ def test_the_executors_time_is_accounted_for(simulated: RunningMesh) -> None:
     assert busy == pytest.approx(50 * 0.004, abs=0.001)
     assert 0 <= bubble < busy  # decodes go on under a lease
     assert idle > 0
+
+
+def test_a_slow_reader_holds_nobody_up(simulated: RunningMesh) -> None:
+    """Its stream waits for it, merged, while others run at their pace."""
+    body = {"model": MODEL, "prompt": "Slow", "temperature": 0.5, "seed": 1, "n": 16}
+    body |= {"max_tokens": 300, "ignore_eos": True}
+    expected = simulated.client.post("/v1/completions", json=body).json()["choices"]
+    content = json.dumps({**body, "stream": True}).encode()
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((httpx.URL(simulated.url).host, httpx.URL(simulated.url).port))
+        slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
+        slow.sendall(b"Content-Type: application/json\r\n")
+        slow.sendall(b"Content-Length: %d\r\n\r\n" % len(content) + content)
+        while not simulated.metric("headrace_num_requests_running"):
+            time.sleep(0.01)
+        assert simulated.text("Fast", max_tokens=10)
+        simulated.wait_idle()  # all of the slow one's tokens are there, and nobody has read any
+        received = b"".join(iter(lambda: slow.recv(1 << 16), b""))
+    lines = [line for line in received.decode().split("\n") if line.startswith("data: {")]
+    assert len(lines) < 16 * 300 / 2
+    texts = [""] * 16
+    for choice in (choice for line in lines for choice in json.loads(line[6:])["choices"]):
+        texts[choice["index"]] += choice["text"]
+    assert texts == [choice["text"] for choice in expected]
 
 
 def test_a_stream_survives_the_executor(simulated: RunningMesh) -> None:

@@ -190,6 +190,16 @@ async def test_no_thread_holds_up_the_end(start: Start, fault: str) -> None:
         assert (await tiny.end())[0] == 0
 
 
+async def test_one_that_hangs_and_has_no_launcher_ends_by_itself(start: Start) -> None:
+    async with start("--hang-timeout=5") as tiny:
+        await tiny.linked()
+        tiny.tell("hang")
+        async with asyncio.timeout(PATIENCE):
+            _, errors = await tiny.process.communicate()
+    assert tiny.process.returncode == 1
+    assert b"Timeout" in errors and b"in handle" in errors  # where it hung
+
+
 async def test_an_orphan_ends_and_cleans_up(run_directory: Path) -> None:
     lifeline, held = os.pipe()
     directory = run_directory / "mesh"

@@ -73,6 +73,8 @@ class TinyService(Service):
                 asyncio.get_running_loop().call_soon(fault, "callback")
             case "busy" | "free":
                 self._busy = message.request_id == "busy"
+            case "hang":
+                time.sleep(600)
             case "compute":
                 asyncio.get_running_loop().run_in_executor(None, time.sleep, 600)
         self.mesh.send(sender.service, sender.name, message)

@@ -167,15 +167,17 @@ def test_fields_arrive() -> None:
 
 
 def test_tenants_are_told_apart_without_their_keys_or_names() -> None:
-    pairs = [(key, user) for key in (None, 0, 1) for user in (None, "me", "you", "me" * 10_000)]
+    pairs = [
+        (key, user) for key in (None, "key0", "key1") for user in (None, "me", "you", "me" * 10_000)
+    ]
     names = {pair: tenant_of(*pair) for pair in pairs}
     assert len(set(names.values())) == len(pairs)
-    assert names[None, None] == "" and names[1, None] == "key1"
+    assert names[None, None] == "" and names["key1", None] == "key1"
     assert max(map(len, names.values())) < 30
-    assert tenant_of(0, "") == tenant_of(0, None)
+    assert tenant_of("key0", "") == tenant_of("key0", None)
     raw = json.dumps({"prompt": "hi", "user": "me"}).encode()
-    request = parse(CompletionBody, raw).to_request(replace(CONTEXT, key=1))
-    assert request.tenant == names[1, "me"]
+    request = parse(CompletionBody, raw).to_request(replace(CONTEXT, key="key1"))
+    assert request.tenant == names["key1", "me"]
 
 
 def test_urgency_and_salt() -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from services.gateway import http_protocol, server
+from services.gateway import connection, http_protocol, server
 from services.gateway.handles import EXCESS, FEWEST, RESERVED, room
 from shared.messages import Abort, Generate
 from shared.types import FinishReason
@@ -205,3 +205,25 @@ async def test_a_body_that_drips_after_a_refusal(
             while not slow.writer.is_closing() and not slow._reader.at_eof():
                 slow.writer.write(b"x")
                 await asyncio.sleep(0.01)
+
+
+async def test_a_body_that_drips(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is waited for so long, and holds nobody up."""
+    monkeypatch.setattr(connection, "BODY_SECONDS", 0.3)
+
+    async def drip(one: Connection) -> None:
+        while True:
+            one.writer.write(b" ")
+            await asyncio.sleep(0.01)
+
+    async with connected(str(client.base_url)) as slow:
+        slow.writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 100000\r\n\r\n"
+        )
+        async with background(drip(slow)):
+            assert (await client.get("/health")).status_code == 200
+            status, headers = await slow.answer()
+        assert (status, headers[b"connection"]) == (408, b"close")

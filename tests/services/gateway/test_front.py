@@ -11,7 +11,7 @@ import httpx
 import pytest
 import trustme
 
-from services.gateway import generation, tls
+from services.gateway import generation, tls, watched
 from shared.messages import Generate
 from shared.types import FinishReason
 from tests.services.gateway.scripted_mesh import (
@@ -126,7 +126,7 @@ async def test_certificates_are_taken_over_when_they_change(
     mesh: ScriptedMesh, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R118: the new one for new connections, and the old one as long as the new is broken."""
-    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(watched, "LOOK_SECONDS", 0.02)
     authority = trustme.CA()
     context = ssl.create_default_context()
     authority.configure_trust(context)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,6 +13,7 @@ from structlog.testing import capture_logs
 
 from services.gateway import refusals
 from services.gateway.admission import ENDS, LONGEST_WAIT, Admission
+from services.gateway.errors import ApiError
 from services.gateway.refusals import AT_ONCE, Refusals
 from shared.messages import Credit, Generate
 from tests.services.gateway.scripted_mesh import ScriptedMesh, background
@@ -77,28 +80,46 @@ async def test_a_crowd_is_refused_in_turns(monkeypatch: pytest.MonkeyPatch) -> N
     assert not desk._pausing  # a desk that nobody comes to does not turn
 
 
-async def test_refused_before_the_body_is_looked_at(
-    mesh: ScriptedMesh, client: httpx.AsyncClient
-) -> None:
-    """But for a body that is too large, or one whose size is not known."""
-
-    async def post(content: Any) -> int:
-        headers = {"content-type": "application/json"}
-        answer = await client.post("/v1/completions", content=content, headers=headers)
-        return answer.status_code
-
-    async def pieces() -> Any:
-        yield b"{no json"
-
-    full = {"prompt": ["x"] * CAPACITY, "max_tokens": 1}
-    async with background(client.post("/v1/completions", json=full)) as answering:
+@pytest.fixture
+async def full(mesh: ScriptedMesh, client: httpx.AsyncClient) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server that has room for nobody."""
+    body = {"prompt": ["x"] * CAPACITY, "max_tokens": 1}
+    async with background(client.post("/v1/completions", json=body)) as answering:
         requests = [await mesh.tokenizer.hear(Generate) for _ in range(CAPACITY)]
-        with capture_logs() as lines:
-            assert [await post(b"{no json") for _ in range(50)] == [429] * 50
-        assert len(lines) == 1
-        assert await post(pieces()) == 400
-        assert await post(b"x" * (5 << 20)) == 413
+        yield client
         for request in requests:
             mesh.answer(request)
         assert (await answering).status_code == 200
-    assert await post(b"{no json") == 400
+
+
+async def post(client: httpx.AsyncClient, content: Any) -> int:
+    headers = {"content-type": "application/json"}
+    return (await client.post("/v1/completions", content=content, headers=headers)).status_code
+
+
+async def test_refused_before_the_body_is_looked_at(full: httpx.AsyncClient) -> None:
+    """But for a body that is too large, or one whose size is not known."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"{no json"
+
+    with capture_logs() as lines:
+        assert [await post(full, b"{no json") for _ in range(50)] == [429] * 50
+    assert [line["event"] for line in lines] == ["the server is full, requests are refused"]
+    assert await post(full, pieces()) == 400
+    assert await post(full, b"x" * (5 << 20)) == 413
+
+
+async def test_refusals_leave_no_garbage(full: httpx.AsyncClient) -> None:
+    """Looking for it would hold up whoever is served, for longer than all else here."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        assert {await post(full, b"{}") for _ in range(50)} == {429}
+        gc.collect()
+        assert not [one for one in gc.garbage if isinstance(one, ApiError)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
