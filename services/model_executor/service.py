@@ -149,8 +149,6 @@ class ModelExecutorService(Service):
             return
         if plan.session != self._worker.link:
             return  # sent before it heard that there is nothing left to build on
-        if sender.name not in self.mesh.present(ServiceName.SCHEDULER):
-            return  # it is gone
         self._scheduler = sender
         if not self._worker.submit(Job(self._worker.link, sender.incarnation, plan)):
             self._misfit(f"more than {MAX_PLANS} plans wait")

@@ -68,7 +68,7 @@ class SchedulerService(Service):
         self._recoveries = recoveries_counter(self.registry)
         self._executors = Executors(self._core, mesh, self._failed, self._recoveries)
         self._queue_time = queue_time_histogram(self.registry)
-        self.registry.register(SchedulerCollector(self._core))
+        self.registry.register(SchedulerCollector(self._core, mesh.identity.name))
 
     @property
     def load(self) -> Mapping[str, float]:
