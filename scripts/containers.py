@@ -7,7 +7,7 @@ from threading import Thread
 
 import httpx
 from checklist import CheckFailed
-from load import QUESTIONS, ask
+from load import QUESTIONS, Outcome, ask
 from stack import CORE, EXECUTOR, Stack
 
 from services.launcher.models import ModelError, prepare_model
@@ -106,17 +106,15 @@ class Containers:
 
     def drain(self) -> str:
         """Stopped amid an answer, the mesh finishes it first."""
-        answers: list[str] = []
+        answers: list[Outcome] = []
         question = QUESTIONS[0]
-        client = Thread(
-            target=lambda: answers.append(ask(self.stack.url, question, 6 * TOKENS).kind)
-        )
+        client = Thread(target=lambda: answers.append(ask(self.stack.url, question, 3 * TOKENS)))
         client.start()
         time.sleep(1.0)
         began = time.monotonic()
         self.stack.compose("stop")
         client.join()
-        if answers != ["right"]:
+        if answers[0].kind != "right":
             raise CheckFailed(f"the answer was {answers[0]}")
         codes = self._exit_codes()
         if set(codes.values()) != {0}:

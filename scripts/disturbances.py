@@ -13,7 +13,7 @@ from threading import Thread
 
 from checklist import CheckFailed
 from containers import TOKENS, Containers
-from load import QUESTIONS, Load, Tally, ask
+from load import QUESTIONS, Load, Outcome, Tally, ask
 
 BEFORE, AFTER = 4.0, 8.0  # seconds of load around a disturbance
 PAUSE = 40.0  # seconds; a link lives through 20 s without a heartbeat
@@ -65,14 +65,14 @@ class Disturbances:
     def remove_gateway(self) -> str:
         """The one that goes ends its answers first; a balancer has taken it off its list."""
         first, second = self._stack.gateways()
-        answers: list[str] = []
+        answers: list[Outcome] = []
         question = QUESTIONS[0]
-        client = Thread(target=lambda: answers.append(ask(second, question, 6 * TOKENS).kind))
+        client = Thread(target=lambda: answers.append(ask(second, question, 3 * TOKENS)))
         client.start()
         time.sleep(1.0)
         told = self.rescale(gateway=1)
         client.join()
-        if answers != ["right"]:
+        if answers[0].kind != "right":
             raise CheckFailed(f"the answer of the gateway that was removed: {answers[0]}")
         if self._stack.gateways() != [first]:
             raise CheckFailed(f"gateways are at {self._stack.gateways()}, not at {first}")

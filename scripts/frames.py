@@ -75,10 +75,14 @@ class Forge:
         receiver: ServiceName,
         senders: Sequence[Identity] = (),
         pools: Pools | None = None,
+        *,
+        impostors: bool = True,
     ) -> None:
+        """`impostors`: headers may bear the names of members, whose links are cut by that."""
         self._random = random
         self._pools = dict(pools or {})
         self._senders = list(senders)
+        self._names = (*(NAMES if impostors else ()), "nobody.9", "x" * 300)
         self._expected = [
             kind for kind, ways in DIRECTIONS.items() if any(receiver is to for _, to in ways)
         ]
@@ -147,7 +151,7 @@ class Forge:
             random.choice(NUMBERS),
             random.randrange(40),
             random.choice([*map(str, ServiceName), "router"]),
-            random.choice((*NAMES, "x" * 300)),
+            random.choice(self._names),
             random.choice((0, 1, random.getrandbits(63))),
             random.choice(NUMBERS),
         ]

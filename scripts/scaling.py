@@ -49,6 +49,7 @@ class Turn:
 
     cpu: dict[ServiceName, list[float]]  # seconds of each instance
     tokens: float  # that were generated
+    events: int  # that told clients of them: fewer, where a gateway lags and merges tokens
     prompt_tokens: float
     seconds: float
     others: float  # share of the machine that other processes took
@@ -57,23 +58,29 @@ class Turn:
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
+    @property
+    def tokens_per_event(self) -> float:
+        return self.tokens / self.events
+
     def cost(self, service: ServiceName) -> float:
-        """CPU seconds per token of a service's instances together."""
-        per = self.prompt_tokens if service is ServiceName.TOKENIZER else self.tokens
-        return sum(self.cpu[service]) / per
+        """CPU seconds of a service's instances together, for each piece of its work."""
+        work = {ServiceName.GATEWAY: self.events, ServiceName.TOKENIZER: self.prompt_tokens}
+        return sum(self.cpu[service]) / work.get(service, self.tokens)
 
 
 async def turn(server: Server, load: Load) -> Turn:
     endpoint = f"{server.url}/v1/completions"
     bodies = [body(f"Stream {number} tells of", MOST_TOKENS) for number in range(load.streams)]
-    async with held_streams(endpoint, bodies):
+    async with held_streams(endpoint, bodies) as streams:
         await asyncio.sleep(SETTLE_SECONDS)
         counted, cpu = await Metrics.of(server.url), server.cpu_seconds()
+        events = sum(len(one.events) for one in streams)
         began, machine = time.perf_counter(), machine_cpu_seconds() - time.process_time()
-        await arrive(endpoint, load)
+        arrived = await arrive(endpoint, load)
         seconds = time.perf_counter() - began
         machine = machine_cpu_seconds() - time.process_time() - machine
         after = server.cpu_seconds()
+        events = sum(len(one.events) for one in [*streams, *arrived]) - events
         counts = await Metrics.of(server.url)
     spent = {
         service: [end - start for end, start in zip(after[service], cpu[service], strict=True)]
@@ -87,13 +94,14 @@ async def turn(server: Server, load: Load) -> Turn:
     return Turn(
         spent,
         delta("generation_tokens_total"),
+        events,
         delta("prompt_tokens_total"),
         seconds,
         (machine - own) / seconds / (os.cpu_count() or 1),
     )
 
 
-async def arrive(url: str, load: Load) -> None:
+async def arrive(url: str, load: Load) -> list[StreamRecord]:
     """Prompts at their rate; returns when all are answered."""
     began = time.perf_counter()
     tasks: list[asyncio.Task[StreamRecord]] = []
@@ -104,3 +112,4 @@ async def arrive(url: str, load: Load) -> None:
     records = await asyncio.gather(*tasks)
     if failed := [record for record in records if not record.done]:
         raise StreamError(f"{len(failed)} prompts failed with status {failed[0].status}")
+    return records

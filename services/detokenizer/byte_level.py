@@ -29,7 +29,9 @@ class ByteTable(dict[int, bytes]):
 
     def __missing__(self, token_id: int) -> bytes:
         token = None if token_id in self._skipped else self._tokenizer.id_to_token(token_id)
-        self[token_id] = content = b"" if token is None else _bytes_of(token)
+        if token is None:  # not kept: of ids beyond the vocabulary there are billions
+            return b""
+        self[token_id] = content = _bytes_of(token)
         return content
 
 

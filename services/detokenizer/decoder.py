@@ -41,7 +41,9 @@ class TokenBytes(dict[int, bytes]):
         self._bytes_of = bytes_of
 
     def __missing__(self, token_id: int) -> bytes:
-        self[token_id] = content = self._bytes_of(token_id)
+        content = self._bytes_of(token_id)
+        if content:  # else it may be one of billions beyond the vocabulary
+            self[token_id] = content
         return content
 
 

@@ -9,6 +9,7 @@ from services.detokenizer.details import Entry
 from shared.messages import Embedding
 from shared.types import Handle, Incarnation
 
+LARGE_BYTES = 256
 MAX_WAITING = 65536  # an `Open` is late by an iteration or two, for one batch's rows
 
 
@@ -33,18 +34,24 @@ class EarlyTokens:
     def keep(self, epoch: Incarnation, handle: Handle, item: Item) -> int:
         """Returns how many older tokens had to go."""
         self._items.setdefault((epoch, handle), []).append(item)
-        self.size += 1
+        self.size += _weight(item)
         if self.size <= MAX_WAITING:
             return 0
         _, dropped = self._items.popitem(last=False)
-        self.size -= len(dropped)
+        self.size -= sum(map(_weight, dropped))
         return num_tokens(dropped)
 
     def claim(self, epoch: Incarnation, handle: Handle) -> list[Item]:
         """What waited for a request that is opened now, in the order of its coming."""
         items = self._items.pop((epoch, handle), [])
-        self.size -= len(items)
+        self.size -= sum(map(_weight, items))
         return items
+
+
+def _weight(item: Item) -> int:
+    """1 for what is small, as nearly all is."""
+    content = item.vector if isinstance(item, Embedding) else getattr(item, "values", b"")
+    return 1 + len(content) // LARGE_BYTES
 
 
 def num_tokens(items: list[Item]) -> int:

@@ -78,7 +78,9 @@ class PieceTable(dict[int, str | int | None]):
 
     def __missing__(self, token_id: int) -> str | int | None:
         token = self.token(token_id)
-        self[token_id] = piece = None if token is None else self.rules.piece(token)
+        if token is None:  # not kept: of ids beyond the vocabulary there are billions
+            return None
+        self[token_id] = piece = self.rules.piece(token)
         return piece
 
     def token(self, token_id: int) -> str | None:

@@ -12,6 +12,7 @@ from services.gateway.errors import ApiError, invalid, overloaded, unavailable
 from shared.messages import Credit
 
 OUTAGE_SECONDS = 30.0  # so long requests are taken that must wait until the mesh is whole again
+MAX_SCHEDULERS = 1024  # whose credit is kept: it may come before the link to them
 ENDS = 64  # that tell how fast places come free
 LONGEST_WAIT = 60  # seconds; clients take more than that for no answer at all
 
@@ -29,7 +30,10 @@ class Admission:
         self._ends: deque[float] = deque(maxlen=ENDS)
 
     def credit(self, scheduler: str, credit: Credit) -> None:
+        self._credits.pop(scheduler, None)
         self._credits[scheduler] = credit
+        if len(self._credits) > MAX_SCHEDULERS:  # of those that are there, it comes again
+            del self._credits[next(iter(self._credits))]
 
     def forget(self, scheduler: str) -> None:
         self._credits.pop(scheduler, None)

@@ -150,9 +150,18 @@ class SchedulerCore:
             self.set_aside(sequence)
         return sequence is not None
 
+    def name_anew(self, sequence: Sequence) -> None:
+        """Tokens that overtake an `Open` seem late if a detokenizer knows of later handles."""
+        if sequence.told:
+            self.waiting.remove(sequence)
+            del self._by_handle[sequence.handle]
+            sequence.handle = Handle(next(self._handles))
+            self._by_handle[sequence.handle] = sequence
+            self.waiting.put_back(sequence)
+
     def opened(self, sequence: Sequence) -> None:
         """Its detokenizer was told."""
-        sequence.opened, sequence.retold = True, False
+        sequence.opened, sequence.told, sequence.retold = True, True, False
         del self.unopened[sequence.request_id]
 
     def submit(self, request: Submit) -> Sequence | Failure | None:
@@ -241,6 +250,8 @@ class SchedulerCore:
         if sequence.recall:
             sequence.rewind(request.token_ids)
             sequence.resubmitted = True
+            sequence.opened = False  # it may have lost the thread as well
+            self.unopened[sequence.request_id] = sequence
         elif sequence.opened:
             self.set_aside(sequence)
 

@@ -15,6 +15,9 @@ from shared.codec import Identity
 from shared.messages import Announce, Failure, Message, Recall, Roster
 from shared.types import ServiceName
 
+MAX_STRANGERS = 64  # executors that announced themselves and are not linked to
+MAX_KNOWN = 2 * MAX_STRANGERS
+
 
 class Link(Protocol):
     """What of the mesh is needed here."""
@@ -55,7 +58,9 @@ class Executors:
             return  # a repetition
         # It started anew, or dropped its state: either way nothing that ran there is left.
         self._let_go(executor.name)
+        self._known.pop(executor.name, None)
         self._known[executor.name] = executor, capacity
+        self._forget_strangers()
         if executor.name in self._link.present(ServiceName.MODEL_EXECUTOR):
             self._take(executor.name)
 
@@ -84,6 +89,13 @@ class Executors:
             self._roster = roster
             for name in self._link.present(ServiceName.MODEL_EXECUTOR):
                 self._link.send(ServiceName.MODEL_EXECUTOR, name, roster)
+
+    def _forget_strangers(self) -> None:
+        """Whoever announces itself is linked to soon, or it is not there."""
+        if len(self._known) > MAX_KNOWN:
+            present = self._link.present(ServiceName.MODEL_EXECUTOR)
+            for name in [name for name in self._known if name not in present][:-MAX_STRANGERS]:
+                del self._known[name]
 
     def _take(self, name: str) -> None:
         _, capacity = self._known[name]

@@ -55,6 +55,7 @@ class Openings:
 
     def _open(self, sequence: Sequence, name: str) -> None:
         sequence.assign(name)
+        self._core.name_anew(sequence)
         opened = Open(
             request_id=sequence.request_id,
             handle=sequence.handle,

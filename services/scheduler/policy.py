@@ -15,7 +15,7 @@ MAX_SETBACKS = 3  # how often a sequence may have to give way to younger ones
 
 
 class Queued(Protocol):
-    """What the policy must know of a sequence; it never changes while the sequence lives."""
+    """What the policy must know of a sequence; it never changes while the sequence waits."""
 
     @property
     def handle(self) -> Handle:

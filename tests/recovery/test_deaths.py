@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,57 +16,28 @@ from tokenizers import Tokenizer
 from services.detokenizer import service as detokenizer_service
 from services.detokenizer.decoder import Decoders
 from services.gateway import flights
-from services.gateway.flight import Flight
-from services.gateway.request import GenerationRequest
-from services.gateway.tokens import read_tokens
-from shared.messages import Prompt
-from shared.sampling import SamplingParams
+from shared.messages import Announce
+from shared.model import read_model_info
 from shared.settings import Settings
-from shared.types import FinishReason, ServiceName, int32s
-from tests.recovery.simulation import (
+from shared.types import ServiceName
+from tests.recovery.network import Network, network
+from tests.recovery.nodes import (
     DETOKENIZER,
     EXECUTOR,
     GATEWAY,
+    KINDS,
     SCHEDULER,
     TOKENIZER,
     DetokenizerNode,
     ExecutorNode,
     GatewayNode,
-    Network,
     SchedulerNode,
-    network,
 )
-from tests.services.scheduler.strict_executor import finish_of, token_of
+from tests.recovery.requests import Case, ask
+from tests.services.scheduler.strict_executor import VOCAB_SIZE
 
 MOST_DEATHS = {TOKENIZER: 2, SCHEDULER: 3, DETOKENIZER: 3, EXECUTOR: 2}  # fewer than are poison
 PATIENCE = 20.0  # virtual seconds to the end, once all live: no grace may have to run out
-
-
-@dataclass
-class Case:
-    """A request, and what it must say."""
-
-    request: GenerationRequest
-    flight: Flight
-    text: str
-    reason: FinishReason
-    tokens: list[int]
-    aborted: bool = False
-
-    def check(self) -> None:
-        collector = self.flight.collector
-        assert collector.failure is None
-        (choice,) = collector.choices
-        assert choice.finished is not None
-        assert "".join(choice.waiting) == self.text
-        assert choice.finished.reason is self.reason
-        assert choice.finished.completion_tokens == len(self.tokens)
-        assert choice.prompt_tokens == len(self.request.prompts[0].token_ids or ())
-        if self.request.params.return_token_ids:
-            told = read_tokens(choice.waiting_spans)
-            places = [token.position for token in told]
-            assert places == list(range(choice.prompt_tokens + len(self.tokens)))
-            assert [token.id for token in told[choice.prompt_tokens :]] == self.tokens
 
 
 class World:
@@ -94,38 +64,13 @@ class World:
         return node
 
     def ask(self, *, may_stop: bool = True) -> None:
-        rng = self.rng
-        first = rng.choice([0, 0, 100])  # few beginnings, so that many are found in the cache
-        prompt = int32s(range(first, first + rng.randint(1, 12)))
-        params = SamplingParams(
-            seed=rng.randint(0, 1000),
-            max_tokens=rng.randint(0, 24),
-            ignore_eos=rng.random() < 0.5,
-            return_token_ids=rng.random() < 0.3,
-        )
-        tokens, reason = undisturbed(params, len(prompt))
-        text = self._library.decode(tokens[:-1] if reason is FinishReason.STOP else tokens)
-        if len(text) > 8 and rng.random() < 0.3 and may_stop:
-            params, tokens, text = self._with_stop(params, tokens, text)
-            reason = FinishReason.STOP
-        request = GenerationRequest("m", [Prompt(token_ids=prompt)], 1, params, stream=True)
-        flight = self.mesh.call(lambda: self.gateway.flights.start(request, time.perf_counter()))
-        self.cases.append(Case(request, flight, text, reason, tokens))
+        def asking() -> Case:
+            return ask(self.rng, self.gateway.flights, self._library, may_stop=may_stop)
 
-    def _with_stop(
-        self, params: SamplingParams, tokens: list[int], text: str
-    ) -> tuple[SamplingParams, list[int], str]:
-        begin = self.rng.randint(2, len(text) - 3)
-        stop = text[begin : begin + 3]
-        needed = next(
-            count
-            for count in range(1, len(tokens) + 1)
-            if stop in self._library.decode(tokens[:count])
-        )
-        return replace(params, stop=[stop]), tokens[:needed], text[: text.index(stop)]
+        self.cases.append(self.mesh.call(asking))
 
     def abort(self) -> None:
-        going = [one for one in self.cases if not one.flight.collector.choices[0].finished]
+        going = [case for case in self.cases if not case.ended]
         if going:
             case = self.rng.choice(going)
             case.aborted = True
@@ -209,19 +154,6 @@ class World:
                 assert all(one.finished for one in node.executor.slots.values())
 
 
-def undisturbed(params: SamplingParams, prompt: int) -> tuple[list[int], FinishReason]:
-    """The tokens that count, and what ends them."""
-    tokens: list[int] = []
-    while True:
-        position = prompt + len(tokens)
-        finish = finish_of(params, prompt, position)
-        if params.hidden_tokens:
-            return [], finish
-        tokens.append(token_of(params, position))
-        if finish:
-            return tokens, finish
-
-
 @pytest.fixture(scope="module")
 def library(model_dir: Path) -> Tokenizer:
     return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
@@ -231,9 +163,9 @@ def library(model_dir: Path) -> Tokenizer:
 def make_settings(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[random.Random], Settings]:
-    decoders = Decoders(model_dir)  # read once: each life of a detokenizer would read the same
     monkeypatch.setattr(flights, "MAX_LAUNCHES", 100)  # nothing here is poison
-    monkeypatch.setattr(detokenizer_service, "Decoders", lambda path: decoders)
+    for reader in (Decoders, read_model_info):  # each life of a detokenizer would read the same
+        monkeypatch.setattr(detokenizer_service, reader.__name__, cache(reader))
     return lambda rng: Settings(
         model=str(model_dir),
         run_ahead=rng.randint(0, 2),
@@ -251,14 +183,16 @@ def test_deaths(
     make_settings: Callable[[random.Random], Settings], library: Tokenizer, seed: int
 ) -> None:
     rng = random.Random(seed)
-    sizes = {
-        "num_blocks": rng.randint(14, 40),
-        "block_size": rng.choice([4, 8]),
-        "max_num_seqs": rng.randint(1, 5),
-        "max_num_batched_tokens": rng.randint(4, 24),
-        "max_model_len": 48,
-    }
-    with capture_logs(), network(rng, make_settings(rng), **sizes) as mesh:
+    capacity = Announce(
+        fingerprint="model",
+        num_blocks=rng.randint(14, 40),
+        block_size=rng.choice([4, 8]),
+        max_num_seqs=rng.randint(1, 5),
+        max_num_batched_tokens=rng.randint(4, 24),
+        max_model_len=48,
+        vocab_size=VOCAB_SIZE,
+    )
+    with capture_logs(), network(KINDS, rng, make_settings(rng), capacity) as mesh:
         world = World(mesh, library)
         acts = [world.ask] * 3 + [world.kill] * 2 + [world.revive] * 2 + [world.abort]
         acts += [world.withdraw, world.end]

@@ -19,9 +19,16 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shared.codec import Identity, encode
-from shared.messages import Abort, MetricsReply, MetricsRequest
+from shared.messages import (
+    Abort,
+    MetricsReply,
+    MetricsRequest,
+    Status,
+    StatusReply,
+    StatusRequest,
+)
 from shared.service import LIFELINE_VARIABLE
-from shared.types import Incarnation, RequestId, ServiceName
+from shared.types import Incarnation, RequestId, ServiceName, State
 from tests.shared.mesh_member import PATIENCE, IpcMembers, Member, raw_push, until
 
 ROOT = Path(__file__).parents[2]
@@ -266,6 +273,32 @@ async def test_metrics_are_answered(start: Start) -> None:
     assert cpu.value > 0
     assert families["headrace_process_open_fds"].samples[0].value > 3
     assert families["headrace_process_resident_memory_bytes"].samples[0].value > 1e6
+
+
+async def test_the_status_follows_its_life(start: Start) -> None:
+    async with start() as tiny:
+        await tiny.linked()
+        await tiny.obeys("busy")
+        ready = await status_of(tiny)
+        await tiny.drains(signal.SIGTERM)
+        leaving = await status_of(tiny)
+        tiny.tell("free")
+        await tiny.end()
+    assert (ready.state, leaving.state) == (State.READY, State.LEAVING)
+    assert ready.pid == leaving.pid == tiny.process.pid
+    assert ready.host == leaving.host == socket.gethostname()
+    assert 0 < ready.age < leaving.age < PATIENCE
+    load = {figure.name: figure.value for figure in leaving.load}
+    assert load.keys() == {"inbox_peak", "undelivered"} and load["inbox_peak"] >= 1
+
+
+async def status_of(tiny: Tiny) -> Status:
+    before = len(tiny.gateway.answers)
+    tiny.gateway.mesh.send(TOKENIZER, NAME, StatusRequest(RequestId("s")))
+    await until(lambda: len(tiny.gateway.answers) > before)
+    reply = tiny.gateway.answers[-1]
+    assert isinstance(reply, StatusReply)
+    return reply.status
 
 
 async def test_questions_of_those_it_does_not_talk_to_do_no_harm(start: Start) -> None:

@@ -60,3 +60,21 @@ def test_aborts_are_claimed_once_and_bounded(monkeypatch: pytest.MonkeyPatch) ->
         aborts.bury(RequestId(name))
     claimed = [aborts.claim(RequestId(name)) for name in "abccd"]
     assert claimed == [False, True, True, False, False]
+
+
+def test_what_is_large_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(early, "MAX_WAITING", 100)
+    tokens = EarlyTokens()
+    for number in range(50):
+        large = Entry(0, 1, int32s(range(1000)), bytes(4000))
+        tokens.keep(EPOCH, Handle(number), large)
+        assert sum(len(item.values) for item in _entries(tokens)) <= 100 * early.LARGE_BYTES
+    assert tokens.claim(EPOCH, Handle(49))
+    for number in range(50):
+        tokens.claim(EPOCH, Handle(number))
+    assert tokens.size == 0
+
+
+def _entries(tokens: EarlyTokens) -> list[Entry]:
+    kept = [item for items in tokens._items.values() for item in items]
+    return [item for item in kept if isinstance(item, Entry)]

@@ -91,6 +91,21 @@ async def test_what_ran_on_a_lost_executor_goes_on_from_what_its_detokenizer_has
     assert scene.metric("recoveries_total", service="model-executor") == 1
 
 
+async def test_a_detokenizer_that_lost_the_thread_before_the_recall_finds_it(
+    stations: Stations,
+) -> None:
+    """What it submits for that reason is an answer as well, and it waits for an `Open`."""
+    request = submit("a", 5, 8)
+    scene = await under_way(stations, 3, request)
+    await scene.lose(EXECUTOR)
+    await scene.recalled(ran(request, 3))
+    opened = await scene.hear(DETOKENIZER, Open)
+    assert (opened.handle, opened.output_tokens) == (2, 3)
+    await next_executor(scene)
+    assert await entered(scene) == [8]
+    await scene.finish(1)
+
+
 async def test_nothing_runs_before_the_detokenizer_has_answered(stations: Stations) -> None:
     request = submit("a", 5, 8)
     scene = await under_way(stations, 3, request)
@@ -255,6 +270,7 @@ async def test_poison_is_failed_in_the_end(stations: Stations) -> None:
         await scene.credit(max_num_seqs=0)
         if death < MAX_EXECUTOR_DEATHS:
             await scene.recalled(ran(request, 0))
+            await scene.hear(DETOKENIZER, Open)
             await scene.place(EXECUTOR)
             await scene.announce()
     assert await scene.hear(DETOKENIZER, Failed) == Failed(RequestId("poison"), POISON)
@@ -297,6 +313,7 @@ async def test_what_a_smaller_executor_cannot_hold_is_failed(stations: Stations)
     await scene.lose(EXECUTOR)
     await scene.credit(max_num_seqs=0)
     await scene.recalled(ran(submit("large", 100, 50), 0))  # the other has not run
+    await scene.hear(DETOKENIZER, Open)
     await scene.place(EXECUTOR)
     await scene.announce(replace(CAPACITY, num_blocks=20))
     failed = await scene.hear(DETOKENIZER, Failed)
@@ -324,7 +341,7 @@ async def test_requests_of_a_lost_detokenizer_are_opened_on_another(stations: St
     scene.say(EXECUTOR, scene.compute(plan))  # its token counts, too
     opened = await heard(spare, Open)
     assert opened == Open(
-        A, Handle(1), "gateway.0", ran(request, 3).token_ids, request.params, output_tokens=3
+        A, Handle(2), "gateway.0", ran(request, 3).token_ids, request.params, output_tokens=3
     )
     plan = await scene.hear(EXECUTOR, Plan)
     (entering,) = plan.entering
