@@ -97,6 +97,9 @@ class DetokenizerCore:
             journal = Journal(opened, scheduler, self._decoders, self._eos_token_ids)
             self._journals[opened.request_id] = journal
         else:
+            former = journal.scheduler
+            if former.name != scheduler.name and self._bound(journal):  # it is here twice
+                outbox.tell(former.name, Released([opened.request_id]))
             self._unbind(journal)
             journal.scheduler, journal.handle = scheduler, opened.handle
             journal.resubmitted = journal.behind = False
@@ -169,7 +172,7 @@ class DetokenizerCore:
         return len(self._orphans) - before
 
     def take_from(self, schedulers: Sequence[str]) -> list[Outgoing]:
-        """These have no executors, and others have: they are to go on."""
+        """Others are to go on: these have no executors, or may not be what they were."""
         outbox = Outbox()
         for life in self._lives.values():
             if life.name in schedulers and life.journals:
@@ -191,7 +194,9 @@ class DetokenizerCore:
         outbox = Outbox()
         for journal in self._orphans.values():
             if not journal.asked and (scheduler := choose(journal)) is not None:
-                journal.asked, journal.taken_from = scheduler, ""
+                journal.asked = scheduler
+                if journal.taken_from == scheduler:
+                    journal.taken_from = ""
                 outbox.tell(scheduler, journal.submission(self._name))
         return outbox.messages()
 
@@ -274,6 +279,11 @@ class DetokenizerCore:
     def _forget(self, journal: Journal) -> None:
         self._journals.pop(journal.request_id, None)
         self._unbind(journal)
+
+    def _bound(self, journal: Journal) -> bool:
+        """Whether its scheduler lives and goes on with it, as far as is known."""
+        life = self._lives.get(journal.scheduler.incarnation)
+        return life is not None and life.journals.get(journal.handle) is journal
 
     def _unbind(self, journal: Journal) -> None:
         """From its scheduler, or from those that have none."""

@@ -86,7 +86,9 @@ class DetokenizerService(Service):
         for message in self._undelivered.claim(service, name):
             self.mesh.send(service, name, message)
         if service is ServiceName.SCHEDULER:
-            self._core.scheduler_lost(name)  # what came before may be of its former life
+            # What came before may be of its former life; if not, it has to let go.
+            self._send(self._core.take_from([name]))
+            self._core.scheduler_lost(name)
         self._find_schedulers()
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
