@@ -77,11 +77,17 @@ class Forge:
         pools: Pools | None = None,
         *,
         impostors: bool = True,
+        vocabulary: int = 1000,
     ) -> None:
-        """`impostors`: headers may bear the names of members, whose links are cut by that."""
+        """`impostors`: headers may bear the names of members, whose links are cut by that.
+
+        vocabulary: ids of tokens are below it, but for those that are spoilt.
+        """
         self._random = random
         self._pools = dict(pools or {})
         self._senders = list(senders)
+        self._vocabulary = vocabulary
+        self._only: type[Message] | None = None
         self._names = (*(NAMES if impostors else ()), "nobody.9", "x" * 300)
         self._expected = [
             kind for kind, ways in DIRECTIONS.items() if any(receiver is to for _, to in ways)
@@ -90,8 +96,9 @@ class Forge:
             kind: [who for who, to in ways if to is receiver] for kind, ways in DIRECTIONS.items()
         }
 
-    def frame(self) -> bytes:
-        """One frame, more or less wrong."""
+    def frame(self, kind: type[Message] | None = None) -> bytes:
+        """One frame, more or less wrong; of this kind if one is given."""
+        self._only = kind
         acts: dict[Callable[[], bytes], int] = {
             self._nonsense: 8,
             self._valid: 6,
@@ -170,7 +177,7 @@ class Forge:
         """A valid message and who says it: mostly one that comes this way."""
         random = self._random
         usual = random.random() < 0.95
-        kind = random.choice(self._expected if usual else list(REGISTRY.values()))
+        kind = self._only or random.choice(self._expected if usual else list(REGISTRY.values()))
         claimed = self._from.get(kind) or list(ServiceName)
         senders = [one for one in self._senders if one.service in claimed]
         if not senders or random.random() < 0.2:
@@ -278,7 +285,7 @@ class Forge:
         return value
 
     def _ids(self, count: int) -> Int32s:
-        return int32s(self._random.randrange(1000) for _ in range(count))
+        return int32s(self._random.randrange(self._vocabulary) for _ in range(count))
 
     def _handles(self, count: int) -> Int32s:
         pool = self._pools.get("handle", lambda: range(8))() or range(8)

@@ -43,7 +43,8 @@ def test_every_setting_is_in_the_table(setting: object) -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    tops = (ROOT / "README.md", ROOT / "SECURITY.md")
+    for document in (*tops, *(ROOT / "docs").glob("*.md")):
         for part in document.read_text().split("](")[1:]:
             target = part.split(")", 1)[0].split("#")[0]
             if target and "://" not in target:

@@ -77,6 +77,13 @@ def of_failure(failure: Failure, retry_after: int = RETRY_AFTER_SECONDS) -> ApiE
     return ApiError(failure, {"retry-after": str(retry_after)} if again else None)
 
 
+def noted(failure: Failure) -> str:
+    """What may be kept of it: messages of refusals quote what a client has sent."""
+    if failure.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return failure.message
+    return " ".join(filter(None, ("refused:", failure.param, failure.code)))
+
+
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     """The same of a field by the name that it has in another dialect, if it has another there."""
     param = error.failure.param

@@ -19,7 +19,7 @@ from services.gateway.body import parse
 from services.gateway.collector import Change
 from services.gateway.connection import read_json, unless_client_leaves
 from services.gateway.dialect import DialectBody
-from services.gateway.errors import ApiError, ClientLeft, error_response, renamed
+from services.gateway.errors import ApiError, ClientLeft, error_response, noted, renamed
 from services.gateway.fields import unknown_fields
 from services.gateway.flight import Flight
 from services.gateway.middleware import name_request
@@ -107,7 +107,7 @@ class GenerationEndpoint:
         failure = error.failure
         self._parts.metrics.refused(failure.status)
         if self._parts.spans is not None:
-            self._parts.spans.refused(scope, arrived, failure.status, failure.message)
+            self._parts.spans.refused(scope, arrived, failure.status, noted(failure))
 
     def _refused(self, error: ApiError, scope: Scope, arrived: float) -> None:
         failure = error.failure
@@ -253,7 +253,7 @@ class _Exchange:
             "first_token_seconds": None if first is None else round(first - arrived, 4),
         }
         if self.failed:
-            known["error"] = self.failed.failure.message
+            known["error"] = noted(self.failed.failure)
         if not self.complete:
             known["aborted"] = self.abort_reason
         return known

@@ -34,16 +34,22 @@ QUESTIONS = {
 UNAVAILABLE = ("/health", "/ready", "/v2/health/ready", "/v2/models/{model}/ready")
 TEXT = ("/metrics",)
 
-PAGE = """<!doctype html>
+# Of one version, whose bytes the browser checks: keys are typed into this page.
+VIEWER = "https://cdn.jsdelivr.net/npm/swagger-ui-dist@5.35.0"
+STYLE_HASH = "sha384-WlYgdmXYOOBWL5apwjDEZwN+U3HmXSSu5R6V5aGxEcf7z+KuRNwBhoxKVN1i3D5I"
+SCRIPT_HASH = "sha384-gjRm0bEPMeTmMh5jT2cHccIwCUZSTd8YC+j0d0sXw0MdGEfScduGpSyF3ZSSLkX9"
+PAGE = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8"><title>Headrace</title>
-<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">
+<link rel="stylesheet" href="{VIEWER}/swagger-ui.css"
+ integrity="{STYLE_HASH}" crossorigin="anonymous">
 </head>
 <body>
 <div id="page"></div>
-<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
-<script>SwaggerUIBundle({url: "openapi.json", dom_id: "#page"})</script>
+<script src="{VIEWER}/swagger-ui-bundle.js"
+ integrity="{SCRIPT_HASH}" crossorigin="anonymous"></script>
+<script>SwaggerUIBundle({{url: "openapi.json", dom_id: "#page"}})</script>
 </body>
 </html>
 """

@@ -50,4 +50,4 @@ def _told(incarnation: Incarnation, status: Status) -> dict[str, Any]:
 
 
 def _number(value: float) -> float | int:
-    return int(value) if value.is_integer() else value
+    return int(value) if value.is_integer() else round(value, 6)

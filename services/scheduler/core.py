@@ -52,6 +52,7 @@ class SchedulerCore:
         self._stranded: set[Sequence] = set()  # no executor that is here is large enough for them
         self._tombstones = Tombstones()
         self._handles = itertools.count(1)
+        self._newest_opened = 0
         self._intake = Intake(self._by_handle, self.waiting, self.counters, self._drop)
 
     @property
@@ -152,7 +153,7 @@ class SchedulerCore:
 
     def name_anew(self, sequence: Sequence) -> None:
         """Tokens that overtake an `Open` seem late if a detokenizer knows of later handles."""
-        if sequence.told:
+        if sequence.handle <= self._newest_opened:
             self.waiting.remove(sequence)
             del self._by_handle[sequence.handle]
             sequence.handle = Handle(next(self._handles))
@@ -161,7 +162,8 @@ class SchedulerCore:
 
     def opened(self, sequence: Sequence) -> None:
         """Its detokenizer was told."""
-        sequence.opened, sequence.told, sequence.retold = True, True, False
+        self._newest_opened = max(self._newest_opened, sequence.handle)
+        sequence.opened, sequence.retold = True, False
         del self.unopened[sequence.request_id]
 
     def submit(self, request: Submit) -> Sequence | Failure | None:

@@ -26,7 +26,7 @@ class Sequence:
     """
 
     request_id: RequestId
-    handle: Handle  # rises with arrival; another each time that a detokenizer is told of it
+    handle: Handle  # rises with arrival; later ones if its detokenizer is told later than others'
     route: Route
     asked: SamplingParams  # max_tokens may be None: as many as there is room for
     max_tokens: int
@@ -47,7 +47,6 @@ class Sequence:
     admissions: int = 0
     fence: Fence | None = None  # preempted: until it is passed, results may still bring tokens
     opened: bool = False  # its detokenizer knows of it, or will before it runs
-    told: bool = False  # some detokenizer knows its handle
     retold: bool = False  # whoever is told of it next knows nothing of it, or too little
     recall: int = 0  # held until its detokenizer has said what it knows; 0: not held
     resubmitted: bool = False  # which it has

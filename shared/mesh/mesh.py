@@ -193,7 +193,7 @@ class Mesh:
         """Its next life is another peer, and does not leave."""
         peer = self._peers.get(sender.service, {}).get(sender.name)
         if peer is not None and not peer.leaving:
-            self._log.info("peer leaves", peer=sender.name)
+            self._log.debug("peer leaves", peer=sender.name)
             peer.leaving = True
             self._tell_leaving(sender.service, sender.name)
 

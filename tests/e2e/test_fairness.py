@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.harness import MODEL, RunningMesh, running_mesh
 
-SIM = ("--device", "simulated", "--max-num-seqs", "1", "--sim", "base=0.01")
+SIM = ("--device", "simulated", "--max-num-seqs", "1", "--sim", "base=0.03")
 TOKENS = 10
 OPTIONS = {"max_tokens": TOKENS, "ignore_eos": True}
 CROWD = 300

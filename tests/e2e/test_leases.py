@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.harness import MODEL, RunningMesh, running_mesh
 
-WHILE_STOPPED = 40  # tokens; at 5 ms each, 200 ms
+WHILE_STOPPED = 15  # tokens; a lease of 64 is renewed when half of it is used, or somewhat later
 
 
 @pytest.fixture(scope="module")

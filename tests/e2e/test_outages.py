@@ -74,6 +74,13 @@ class Load:
             thread.join(READY_SECONDS)
             assert not thread.is_alive(), "a request hangs"
 
+    def wait_for_more(self, answers: int) -> None:
+        wanted = len(self.answers) + answers
+        deadline = time.monotonic() + READY_SECONDS
+        while len(self.answers) < wanted:
+            assert time.monotonic() < deadline, "requests hang"
+            time.sleep(0.01)
+
     def _ask(self) -> None:
         body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
         while not self._ended.wait(0.01):
@@ -101,9 +108,7 @@ def test_health_and_streams_while_a_process_is_missing(
             for _ in range(LOOKS):
                 assert simulated.client.get("/health").status_code == 503
                 assert simulated.client.get("/ready").status_code == 503
-        answered = len(load.answers)
-        while len(load.answers) < answered + 8:  # those that waited, and others
-            time.sleep(0.01)
+        load.wait_for_more(8)  # those that waited, and others
     reading.join(READY_SECONDS)
     assert streamed == [expected]
     assert set(load.answers) == {short}

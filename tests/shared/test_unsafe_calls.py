@@ -11,8 +11,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("shared", "services", "kernels", "scripts")
 MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-BUILTINS = {"eval", "exec", "__import__"}
-METHODS = {"send_pyobj", "recv_pyobj", "send_serialized", "recv_serialized"}
+MODULES |= {"jsonpickle", "pickletools"}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+METHODS = {"send_pyobj", "recv_pyobj", "send_serialized", "recv_serialized", "read_pickle"}
+SHELLS = {"os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput"}
+SHELLS |= {"asyncio.create_subprocess_shell", "commands.getoutput"}
+YAML = {"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "yaml.unsafe_load_all"}
+JINJA = {"Environment", "Template", "NativeEnvironment"}  # without a sandbox
+TRUE, FALSE = "True", "False"
 
 
 def unsafe(source: str) -> Iterator[str]:
@@ -44,11 +50,17 @@ def _unsafe_call(call: ast.Call) -> str | None:
         module = call.args[0]
         if isinstance(module, ast.Constant) and module.value in MODULES:
             return name
-    if name == "torch.load" and not any(
-        word.arg == "weights_only" and ast.unparse(word.value) == "True" for word in call.keywords
-    ):
+    if name in SHELLS or name.rpartition(".")[2] in JINJA:
+        return name
+    words = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    if name in YAML and "Safe" not in words.get("Loader", ""):
+        return f"{name} without a safe loader"
+    if name == "torch.load" and words.get("weights_only") != TRUE:
         return "torch.load without weights_only=True"
-    return None
+    if name in ("np.load", "numpy.load") and words.get("allow_pickle", FALSE) != FALSE:
+        return f"{name} with pickles"
+    wrong = {"shell": TRUE, "trust_remote_code": TRUE}
+    return next((f"{one}={words[one]}" for one in wrong if words.get(one, FALSE) != FALSE), None)
 
 
 def python_files() -> list[Path]:
@@ -83,6 +95,17 @@ def test_no_file_runs_foreign_code(path: Path) -> None:
         "await socket.recv_pyobj()",
         "torch.load(path)",
         "torch.load(path, weights_only=False)",
+        "compile(text, '', 'exec')",
+        "os.system(command)",
+        "subprocess.run(command, shell=True)",
+        "subprocess.Popen(command, shell=shell)",
+        "await asyncio.create_subprocess_shell(command)",
+        "yaml.load(text)",
+        "yaml.load(text, Loader=yaml.Loader)",
+        "np.load(path, allow_pickle=True)",
+        "pandas.read_pickle(path)",
+        "AutoModel.from_pretrained(path, trust_remote_code=True)",
+        "jinja2.Environment().from_string(text)",
     ],
 )
 def test_each_unsafe_line_is_found(line: str) -> None:
@@ -91,7 +114,12 @@ def test_each_unsafe_line_is_found(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["model.eval()", "torch.load(path, weights_only=True)", "json.loads(text)", "import pick"],
+    [
+        *("model.eval()", "torch.load(path, weights_only=True)", "json.loads(text)"),
+        *("import pick", "yaml.safe_load(text)", "yaml.load(text, Loader=yaml.SafeLoader)"),
+        *("re.compile(text)", "subprocess.run(words, shell=False)", "np.load(path)"),
+        *("ImmutableSandboxedEnvironment()", "AutoModel.from_pretrained(path)"),
+    ],
 )
 def test_no_safe_line_is_blamed(line: str) -> None:
     assert not list(unsafe(line))
@@ -99,4 +127,11 @@ def test_no_safe_line_is_blamed(line: str) -> None:
 
 def test_the_whole_tree_is_read() -> None:
     names = {str(path.relative_to(ROOT)) for path in python_files()}
-    assert {"shared/codec.py", "services/scheduler/core.py"} <= names
+    some = {"shared/codec.py", "services/scheduler/core.py", "scripts/frames.py", "scripts/soak"}
+    assert some <= names
+    suffixless = {path for path in (ROOT / "scripts").iterdir() if not path.suffix}
+    shells = {path for path in suffixless if path.is_file() and not _has_python_shebang(path)}
+    assert all(
+        "bash" in path.read_text().split("\n", 1)[0] or path.name == "environment"
+        for path in shells
+    )

@@ -351,6 +351,16 @@ async def test_requests_of_a_lost_detokenizer_are_opened_on_another(stations: St
     assert scene.metric("recoveries_total", service="detokenizer") == 1
 
 
+async def test_whoever_is_opened_later_has_a_later_handle(stations: Stations) -> None:
+    """Its tokens may overtake its `Open`, and are late to a detokenizer that knows later ones."""
+    scene = await Scene.set(stations)
+    elsewhere = Route("gateway.0", "detokenizer.1")
+    scene.say(TOKENIZER, submit("a", 5, 2, route=elsewhere), submit("b", 5, 2))
+    assert (await scene.hear(DETOKENIZER, Open)).handle == 2
+    assert (await (await another(scene)).next(Open)).handle == 3
+    await scene.finish(2)
+
+
 async def test_a_finish_that_the_lost_one_may_not_have_told_comes_again(
     stations: Stations,
 ) -> None:
