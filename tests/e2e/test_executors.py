@@ -54,7 +54,7 @@ def test_a_crowd_gets_what_each_gets_alone(pair: RunningMesh, reference: Referen
 
 def test_one_executor_dies_and_the_other_goes_on(pair: RunningMesh, alone: list[Answer]) -> None:
     streams = Streams(pair, BODIES)
-    streams.wait_under_way(3)
+    streams.wait_under_way()
     for index in range(2):
         name = f"model-executor.{index}"
         assert pair.metric("headrace_executor_requests_running", executor=name) > 0
@@ -70,7 +70,7 @@ def test_two_schedulers_share_two_executors_and_one_dies(
     with two_executors(model_dir, "--schedulers", "2") as mesh:
         wait_until(mesh, "headrace_executors", 2)
         streams = Streams(mesh, BODIES)
-        streams.wait_under_way(3)
+        streams.wait_under_way()
         for index in range(2):  # each has one
             assert mesh.metric("headrace_executors", scheduler=f"scheduler.{index}") == 1
         mesh.child("scheduler 0").kill()
