@@ -39,6 +39,7 @@ class ModelExecutorService(Service):
         self._metrics = ExecutorMetrics(self.registry)
         self._worker = Worker(self._load, self._done, lambda error: self.fail(error, "compute"))
         self._worker.link = mesh.identity.incarnation >> 1  # no plan for a former life is run
+        self._first_session = self._worker.link
         self._capacity: Announce | None = None  # None while the model loads
         self._belonging = Belonging(mesh.identity.name)
         self._scheduler: Identity | None = None  # whose plans are run
@@ -148,7 +149,11 @@ class ModelExecutorService(Service):
             self.mesh.send(ServiceName.SCHEDULER, sender.name, Withdraw())
             return
         if plan.session != self._worker.link:
-            return  # sent before it heard that there is nothing left to build on
+            # Sent before it heard that there is nothing left to build on; or it takes us for
+            # another, who used our name.
+            if not self._first_session <= plan.session < self._worker.link:
+                self._announce()
+            return
         self._scheduler = sender
         if not self._worker.submit(Job(self._worker.link, sender.incarnation, plan)):
             self._misfit(f"more than {MAX_PLANS} plans wait")
