@@ -357,7 +357,7 @@ async def test_whoever_is_opened_later_has_a_later_handle(stations: Stations) ->
     elsewhere = Route("gateway.0", "detokenizer.1")
     scene.say(TOKENIZER, submit("a", 5, 2, route=elsewhere), submit("b", 5, 2))
     assert (await scene.hear(DETOKENIZER, Open)).handle == 2
-    assert (await (await another(scene)).next(Open)).handle == 3
+    assert (await heard(await another(scene), Open)).handle == 3
     await scene.finish(2)
 
 
