@@ -6,10 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from services.gateway.admission import MAX_SCHEDULERS, Admission
 from services.model_executor.service import ModelExecutorService
+from services.scheduler.executors import MAX_KNOWN
 from services.scheduler.service import SchedulerService
 from shared.codec import Identity, encode
-from shared.messages import Announce, Plan, Roster
+from shared.messages import Announce, Credit, Plan, Roster
 from shared.types import Incarnation, ServiceName, int32s
 from tests.conftest import until
 from tests.shared.mesh_member import raw_push
@@ -49,3 +51,27 @@ async def test_plans_for_another_of_its_name_are_answered(stations: Stations) ->
         plan = Plan(1, NONE, [], NONE, NONE, NONE, NONE, NONE, NONE, session=session)
         scheduler.say(EXECUTOR, plan)
         assert await scheduler.next(Announce) == capacity
+
+
+async def test_executors_that_are_not_there_are_not_remembered_for_ever(
+    stations: Stations,
+) -> None:
+    scheduler = await stations.serve(SchedulerService)
+    executor = await stations.station(EXECUTOR)
+    await stations.linked(executor, scheduler)
+    executor.say(SCHEDULER, CAPACITY)
+    with raw_push(Path(stations.directory), scheduler.mesh.identity.name) as push:
+        for number in range(1000):
+            push.send(encode(CAPACITY, Identity(EXECUTOR, f"no.{number}", Incarnation(1))))
+    await until(lambda: "no.999" in scheduler._executors._known)
+    assert len(scheduler._executors._known) <= MAX_KNOWN
+    assert list(scheduler._core.fleet.names) == [executor.name]
+
+
+def test_credit_of_schedulers_that_are_not_there_is_not_kept_for_ever() -> None:
+    admission = Admission()
+    for number in range(5000):
+        admission.credit("scheduler.0", Credit(4, 4, 0, 0))
+        admission.credit(f"no.{number}", Credit(4, 4, 0, 0))
+        assert admission.capacity(["scheduler.0"]) == 8
+    assert len(admission._credits) <= MAX_SCHEDULERS
