@@ -410,6 +410,13 @@ class Recalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """detokenizer -> scheduler: you have no executors, so another gets these requests."""
+
+    request_ids: list[RequestId]
+
+
+@dataclass(frozen=True, slots=True)
 class Reopen:
     """gateway -> scheduler: I lost the detokenizer of this request; open it on another."""
 
@@ -425,15 +432,23 @@ class Gone:
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
-    """scheduler -> model-executor: I do not know you (any more); announce yourself anew."""
+class Roster:
+    """scheduler -> every model-executor: whom I have; sent when it changes."""
 
-    reason: Line
+    executors: list[Name]
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """model-executor -> scheduler: I am another's now; whatever you have me hold is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """scheduler -> gateways: what I hold and what I can take; sent when it changes."""
+    """scheduler -> gateways, tokenizers: what I hold and what I can take; sent when it changes.
+
+    scheduler -> detokenizers: the same, but sent only when what it can hold changes.
+    """
 
     max_num_seqs: Count
     max_queue: Count
@@ -557,12 +572,14 @@ Message = (
     | Admitted
     | Recall
     | Recalled
-    | Register
+    | Roster
     | Reopen
     | Gone
     | Leaving
     | StatusRequest
     | StatusReply
+    | Withdraw
+    | Released
 )
 
 # The wire's tags. Append only: a tag is never used again for another message.
@@ -590,10 +607,12 @@ REGISTRY: dict[int, type[Message]] = {
     21: Admitted,
     22: Recall,
     23: Recalled,
-    24: Register,
+    24: Roster,
     25: Reopen,
     26: Gone,
     27: Leaving,
     28: StatusRequest,
     29: StatusReply,
+    30: Withdraw,
+    31: Released,
 }

@@ -203,7 +203,10 @@ class Settings:
         MODEL_EXECUTOR,
     )
     cpu_threads: int | None = _setting(
-        None, "compute threads on the CPU; default: all cores", MODEL_EXECUTOR, at_least=1
+        None,
+        "compute threads on the CPU; default: all cores, shared out among the executors",
+        MODEL_EXECUTOR,
+        at_least=1,
     )
 
     # The mesh
@@ -257,6 +260,16 @@ class Settings:
     )
     gateways: int = _setting(1, "gateway processes", LAUNCHER, at_least=1)
     tokenizers: int = _setting(1, "tokenizer processes", LAUNCHER, at_least=1)
+    schedulers: int = _setting(
+        1, "scheduler processes, among which the executors are shared out", LAUNCHER, at_least=1
+    )
+    executors: int = _setting(
+        1,
+        "model executor processes on one machine, which share its cores, memory and devices",
+        LAUNCHER,
+        MODEL_EXECUTOR,
+        at_least=1,
+    )
     detokenizers: int = _setting(1, "detokenizer processes", LAUNCHER, at_least=1)
 
     def __post_init__(self) -> None:

@@ -135,7 +135,7 @@ def test_autoscaling_asks_for_a_metric_that_there_is() -> None:
     [executor] = [one for one in AUTOSCALERS if one["metadata"]["name"] == "model-executor"]
     [metric] = executor["spec"]["metrics"]
     name = metric["object"]["metric"]["name"]
-    collector = SchedulerCollector(SchedulerCore(1, time.monotonic))
+    collector = SchedulerCollector(SchedulerCore(1, time.monotonic), "scheduler.0")
     assert name in {one.name for one in collector.collect()}
     assert name in (KUBERNETES / "components/autoscaling/prometheus-adapter.yaml").read_text()
     assert metric["object"]["describedObject"]["name"] in of_kind("Service")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -21,6 +21,7 @@ from shared.messages import (
     Open,
     Recall,
     Recalled,
+    Released,
     StepResult,
 )
 from shared.tombstones import Tombstones
@@ -89,10 +90,16 @@ class DetokenizerCore:
             outbox.tell(scheduler.name, Abort(opened.request_id, "aborted before"))
             return outbox.messages()
         journal = self._journals.get(opened.request_id)
+        if journal is not None and journal.taken_from == scheduler.name:
+            outbox.tell(scheduler.name, Released([opened.request_id]))
+            return outbox.messages()
         if journal is None:
             journal = Journal(opened, scheduler, self._decoders, self._eos_token_ids)
             self._journals[opened.request_id] = journal
         else:
+            former = journal.scheduler
+            if former.name != scheduler.name and self._bound(journal):  # it is here twice
+                outbox.tell(former.name, Released([opened.request_id]))
             self._unbind(journal)
             journal.scheduler, journal.handle = scheduler, opened.handle
             journal.resubmitted = journal.behind = False
@@ -164,13 +171,33 @@ class DetokenizerCore:
             self._end_life(epoch)
         return len(self._orphans) - before
 
-    def resubmit(self, schedulers: Sequence[str]) -> list[Outgoing]:
-        """Ask one of these to go on with what has none, once each."""
+    def take_from(self, schedulers: Sequence[str]) -> list[Outgoing]:
+        """Others are to go on: these have no executors, or may not be what they were."""
         outbox = Outbox()
-        for number, journal in enumerate(self._orphans.values()):
-            if schedulers and not journal.asked:
-                journal.asked = schedulers[number % len(schedulers)]
-                outbox.tell(journal.asked, journal.submission(self._name))
+        for life in self._lives.values():
+            if life.name in schedulers and life.journals:
+                ids = [journal.request_id for journal in life.journals.values()]
+                outbox.tell(life.name, Released(ids))
+                for journal in life.journals.values():
+                    journal.taken_from = life.name
+                    self._orphans[journal.request_id] = journal
+                life.journals.clear()
+        return outbox.messages()
+
+    @property
+    def schedulers(self) -> set[str]:
+        """Those that have requests of ours."""
+        return {life.name for life in self._lives.values() if life.journals}
+
+    def resubmit(self, choose: Callable[[Journal], str | None]) -> list[Outgoing]:
+        """Ask a scheduler to go on with what has none, once each; `choose` may know of none."""
+        outbox = Outbox()
+        for journal in self._orphans.values():
+            if not journal.asked and (scheduler := choose(journal)) is not None:
+                journal.asked = scheduler
+                if journal.taken_from == scheduler:
+                    journal.taken_from = ""
+                outbox.tell(scheduler, journal.submission(self._name))
         return outbox.messages()
 
     def give_up_orphans(self) -> list[Outgoing]:
@@ -252,6 +279,11 @@ class DetokenizerCore:
     def _forget(self, journal: Journal) -> None:
         self._journals.pop(journal.request_id, None)
         self._unbind(journal)
+
+    def _bound(self, journal: Journal) -> bool:
+        """Whether its scheduler lives and goes on with it, as far as is known."""
+        life = self._lives.get(journal.scheduler.incarnation)
+        return life is not None and life.journals.get(journal.handle) is journal
 
     def _unbind(self, journal: Journal) -> None:
         """From its scheduler, or from those that have none."""

@@ -47,6 +47,7 @@ class Journal:
         "resubmitted",
         "scheduler",
         "sent",
+        "taken_from",
         "teller",
         "tenant",
     )
@@ -58,6 +59,7 @@ class Journal:
         self.handle = opened.handle
         self.gateway = opened.gateway
         self.scheduler = scheduler
+        self.taken_from = ""  # the scheduler that had it last, and is not to go on
         self.asked = ""  # the scheduler that was asked to go on, while there is none
         self.resubmitted = False  # since it was opened: it may be opened again
         self.behind = False  # tokens were lost, and what comes does not fit until it is opened anew

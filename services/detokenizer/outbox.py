@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from services.detokenizer.deltas import DeltaColumns
 from services.detokenizer.journal import Journal
-from shared.messages import Abort, Accepted, Message, Recalled, Submit
+from shared.messages import Abort, Accepted, Message, Recalled, Released, Submit
 from shared.types import ServiceName
 
 Outgoing = tuple[ServiceName, str, Message]  # to the instance of this name
@@ -30,7 +30,7 @@ class Outbox:
         abort = Abort(journal.request_id, reason)
         self.tell(journal.scheduler.name, abort)
 
-    def tell(self, scheduler: str, message: Abort | Submit | Recalled) -> None:
+    def tell(self, scheduler: str, message: Abort | Submit | Recalled | Released) -> None:
         self._last.append((ServiceName.SCHEDULER, scheduler, message))
 
     def messages(self) -> list[Outgoing]:

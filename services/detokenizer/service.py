@@ -7,18 +7,21 @@ from collections.abc import Iterable, Mapping
 
 from services.detokenizer.core import DetokenizerCore
 from services.detokenizer.decoder import Decoders
+from services.detokenizer.journal import Journal
 from services.detokenizer.metrics import DetokenizerCollector
 from services.detokenizer.outbox import Outgoing
 from shared.codec import Identity
 from shared.mesh import Mesh
-from shared.messages import Abort, Failed, Message, Open, Recall, StepResult
+from shared.messages import Abort, Credit, Failed, Message, Open, Recall, StepResult
 from shared.metrics import recoveries_counter, total
 from shared.model import read_model_info
+from shared.schedulers import Schedulers
 from shared.service import Service
 from shared.settings import BadSetting, Settings, model_path
 from shared.types import ServiceName
 from shared.undelivered import Undelivered
 
+PATIENCE_SECONDS = 3.0  # with a scheduler that has no executors, where another has some
 GRACE_SECONDS = 60.0  # how long requests wait for a scheduler
 DOUBT_SECONDS = 2.0  # until the link to a scheduler that we hear of is up, if it lives
 
@@ -38,6 +41,8 @@ class DetokenizerService(Service):
             self._core = DetokenizerCore(Decoders(path), model.eos_token_ids, mesh.identity.name)
         except ValueError as error:
             raise BadSetting(f"--model: {error}") from error
+        self._schedulers = Schedulers()
+        self._patience: asyncio.TimerHandle | None = None  # with schedulers without executors
         self._undelivered = Undelivered()
         self._grace: asyncio.TimerHandle | None = None
         self._recoveries = recoveries_counter(self.registry)
@@ -62,9 +67,13 @@ class DetokenizerService(Service):
                 self._send(self._core.step(message))
             case Open():
                 self._send(self._core.open(message, sender))
+                self._watch_idle()
                 if sender.name not in self.mesh.present(sender.service):
                     loop = asyncio.get_running_loop()
                     loop.call_later(DOUBT_SECONDS, self._doubt, sender.name)
+            case Credit():
+                self._schedulers.credit(sender.name, message)
+                self._watch_idle()
             case Abort():
                 self._core.abort(message.request_id)
             case Failed():
@@ -77,7 +86,9 @@ class DetokenizerService(Service):
         for message in self._undelivered.claim(service, name):
             self.mesh.send(service, name, message)
         if service is ServiceName.SCHEDULER:
-            self._core.scheduler_lost(name)  # what came before may be of its former life
+            # What came before may be of its former life; if not, it has to let go.
+            self._send(self._core.take_from([name]))
+            self._core.scheduler_lost(name)
         self._find_schedulers()
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
@@ -89,6 +100,7 @@ class DetokenizerService(Service):
         self._find_schedulers()
 
     def _scheduler_lost(self, name: str) -> None:
+        self._schedulers.forget(name)
         if orphans := self._core.scheduler_lost(name):
             self._recoveries.labels(ServiceName.SCHEDULER).inc()
             self.log.warning(
@@ -104,13 +116,36 @@ class DetokenizerService(Service):
     def _find_schedulers(self) -> None:
         """For the requests that have none; they do not wait for ever."""
         if self._core.num_orphans:
-            self._send(self._core.resubmit(self.mesh.peers(ServiceName.SCHEDULER)))
+            self._send(self._core.resubmit(self._choose))
             if self._grace is None:
                 loop = asyncio.get_running_loop()
                 self._grace = loop.call_later(GRACE_SECONDS, self._give_up)
         elif self._grace is not None:
             self._grace.cancel()
             self._grace = None
+
+    @property
+    def _idle(self) -> list[str]:
+        """Schedulers that have requests of ours but no executors, which others have."""
+        able = self._schedulers.able(self.mesh.peers(ServiceName.SCHEDULER))
+        return sorted(self._core.schedulers.difference(able)) if able else []
+
+    def _watch_idle(self) -> None:
+        """An executor that comes back soon finds its requests where they were."""
+        if self._idle and self._patience is None:
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(PATIENCE_SECONDS, self._take_from_idle)
+
+    def _take_from_idle(self) -> None:
+        self._patience = None
+        if idle := self._idle:
+            self.log.warning("requests go to schedulers with executors", former=idle)
+            self._send(self._core.take_from(idle))
+            self._find_schedulers()
+
+    def _choose(self, journal: Journal) -> str | None:
+        present = self.mesh.peers(ServiceName.SCHEDULER)
+        return self._schedulers.choose(present, journal.prompt, journal.cache_salt)
 
     def _give_up(self) -> None:
         self._grace = None

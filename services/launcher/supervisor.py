@@ -29,8 +29,8 @@ def instances_of(settings: Settings, inheritance: Inheritance) -> list[Instance]
     counts = {
         ServiceName.GATEWAY: settings.gateways,
         ServiceName.TOKENIZER: settings.tokenizers,
-        ServiceName.SCHEDULER: 1,
-        ServiceName.MODEL_EXECUTOR: 1,
+        ServiceName.SCHEDULER: settings.schedulers,
+        ServiceName.MODEL_EXECUTOR: settings.executors,
         ServiceName.DETOKENIZER: settings.detokenizers,
     }
     return [

@@ -10,8 +10,14 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 KEEP_BYTES = 1 << 30  # the most that the parameters take on all versions of glibc
 
 
-def use_threads(count: int | None) -> None:
-    """Compute with so many threads; None: one per core. To be called by the computing thread."""
+def use_threads(count: int | None, executors: int = 1) -> None:
+    """Compute with so many threads; None: our share of one per core.
+
+    With more threads than cores, each waits at every barrier for one that does not run. To be
+    called by the computing thread.
+    """
+    if count is None and executors > 1:
+        count = max(1, torch.get_num_threads() // executors)
     if count is not None:
         torch.set_num_threads(count)
     if torch.get_num_interop_threads() != 1:  # can be set only once

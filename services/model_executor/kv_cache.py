@@ -45,9 +45,16 @@ def _cache_bytes(settings: Settings, device: torch.device) -> int:
     if settings.kv_cache_memory_bytes is not None:
         return settings.kv_cache_memory_bytes
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return int(total * settings.gpu_memory_utilization) - (total - free)
-    return min(CPU_MOST, int(free_memory() * CPU_SHARE))
+        return _cuda_cache_bytes(settings, device)
+    return min(CPU_MOST, int(free_memory() * CPU_SHARE / settings.executors))
+
+
+def _cuda_cache_bytes(settings: Settings, device: torch.device) -> int:
+    """Our share of the device, less what the model takes of it."""
+    free, total = torch.cuda.mem_get_info(device)
+    sharers = -(-settings.executors // torch.cuda.device_count())
+    taken = total - free if sharers == 1 else torch.cuda.memory_reserved(device)
+    return int(total * settings.gpu_memory_utilization / sharers) - taken
 
 
 def allocate(

@@ -33,7 +33,9 @@ def choose_device(settings: Settings) -> torch.device:
     if settings.device == "cuda" and not available:
         raise StartError("--device cuda: torch finds no CUDA device here")
     use_cuda = settings.device == "cuda" or (settings.device == "auto" and available)
-    return torch.device("cuda" if use_cuda else "cpu")
+    if not use_cuda:
+        return torch.device("cpu")
+    return torch.device("cuda", settings.index % torch.cuda.device_count())
 
 
 def load_model(

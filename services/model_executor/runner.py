@@ -36,7 +36,7 @@ class ModelRunner(Backend):
 
     def __init__(self, settings: Settings, info: ModelInfo) -> None:
         """Load and warm up; raises StartError."""
-        use_threads(settings.cpu_threads)
+        use_threads(settings.cpu_threads, settings.executors)
         keep_memory()
         self._device = choose_device(settings)
         self._model, layers = load_model(settings, info, self._device)

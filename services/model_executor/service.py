@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+from services.model_executor.belonging import Belonging
 from services.model_executor.metrics import ExecutorMetrics
 from services.model_executor.worker import MAX_PLANS, Done, Job, Runner, Worker
 from shared.codec import Identity
 from shared.mesh import Mesh
-from shared.messages import Announce, Message, Plan, Register
+from shared.messages import Announce, Message, Plan, Roster, Withdraw
 from shared.model import read_model_info
 from shared.rarely import Rarely
 from shared.service import Service, StartError
@@ -19,9 +21,11 @@ from shared.trace import nanoseconds
 from shared.types import ServiceName
 from shared.undelivered import Undelivered
 
+MOVE_SECONDS = 5.0  # so long another scheduler must lack executors, before one with work moves
+
 
 class ModelExecutorService(Service):
-    """Serves one scheduler at a time: of those it announces itself to, the first that plans.
+    """Serves one scheduler at a time, which it chooses by itself (`Belonging`).
 
     Its sessions are the links of the worker: each begins with an empty batch and an `Announce`.
     """
@@ -37,7 +41,9 @@ class ModelExecutorService(Service):
         self._worker.link = mesh.identity.incarnation >> 1  # no plan for a former life is run
         self._first_session = self._worker.link
         self._capacity: Announce | None = None  # None while the model loads
+        self._belonging = Belonging(mesh.identity.name)
         self._scheduler: Identity | None = None  # whose plans are run
+        self._move: asyncio.TimerHandle | None = None  # due when nothing else changes
         self._undelivered = Undelivered()
         self._drops = Rarely(self.service.value)
         self._idle_beats = 0
@@ -63,7 +69,7 @@ class ModelExecutorService(Service):
             fingerprint=self._capacity.fingerprint,
             blocks=self._capacity.num_blocks,
         )
-        self._announce_to_all()
+        self._find_scheduler()
 
     async def stop(self) -> None:
         self._worker.close()
@@ -84,52 +90,69 @@ class ModelExecutorService(Service):
     def handle(self, message: Message, sender: Identity) -> None:
         if isinstance(message, Plan) and self._capacity is not None:
             self._plan(message, sender)
-        elif isinstance(message, Register) and self._scheduler_name in (None, sender.name):
-            self._announce_anew(sender.name)
+        elif isinstance(message, Roster):
+            if self._belonging.hear(sender.name, message.executors):
+                if self._scheduler is not None:  # what it had us hold is no good any more
+                    self._drop_sequences()
+                self._announce()
+            self._find_scheduler()
 
     def peer_joined(self, service: ServiceName, name: str) -> None:
         for message in self._undelivered.claim(service, name):
             self.mesh.send(service, name, message)
-        # Another scheduler hears of us when this one is lost: it would plan in vain.
-        if service is ServiceName.SCHEDULER and self._scheduler_name in (None, name):
-            self._announce_anew(name)
+        if service is ServiceName.SCHEDULER:
+            self._find_scheduler()
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
         self._undelivered.claim(service, name)
-        if service is ServiceName.SCHEDULER and self._scheduler_name == name:
-            self._drop_sequences()
-            self._scheduler = None
-            self._announce_to_all()
+        if service is ServiceName.SCHEDULER:
+            if self._belonging.lose(name):
+                self._drop_sequences()
+            self._find_scheduler()
 
-    @property
-    def _scheduler_name(self) -> str | None:
-        return None if self._scheduler is None else self._scheduler.name
+    def _find_scheduler(self) -> None:
+        """Join one if we have none, or one that has fewer executors, unless that passes by."""
+        present = self.mesh.peers(ServiceName.SCHEDULER)
+        if self._move is not None:
+            self._move.cancel()
+            self._move = None
+        if self._capacity is None:
+            return
+        if self._belonging.scheduler is None:
+            if (chosen := self._belonging.choose(present)) is not None:
+                self._join(chosen)
+        elif (better := self._belonging.better(present)) is not None:
+            pause = MOVE_SECONDS if self.busy else 0.0
+            self._move = asyncio.get_running_loop().call_later(pause, self._move_to, better)
 
-    def _announce_to_all(self) -> None:
-        for name in self.mesh.peers(ServiceName.SCHEDULER):
-            self._announce(name)
+    def _join(self, scheduler: str) -> None:
+        self._belonging.join(scheduler)
+        self._announce()
 
-    def _announce_anew(self, scheduler: str) -> None:
-        """If it is ours, it has forgotten us: so what it had us hold is no good any more."""
-        if self._scheduler is not None:
-            self._drop_sequences()
-        self._announce(scheduler)
+    def _move_to(self, scheduler: str) -> None:
+        """What runs here is computed again by the others of the scheduler that we leave."""
+        former = self._belonging.scheduler
+        assert former is not None
+        self.log.info("moving to another scheduler", scheduler=scheduler, former=former)
+        self.mesh.send(ServiceName.SCHEDULER, former, Withdraw())
+        self._drop_sequences()
+        self._join(scheduler)
 
-    def _announce(self, scheduler: str) -> None:
-        if self._capacity is not None:
+    def _announce(self) -> None:
+        if self._capacity is not None and self._belonging.scheduler is not None:
             capacity = replace(self._capacity, session=self._worker.link)
-            self.mesh.send(ServiceName.SCHEDULER, scheduler, capacity)
+            self.mesh.send(ServiceName.SCHEDULER, self._belonging.scheduler, capacity)
 
     def _plan(self, plan: Plan, sender: Identity) -> None:
-        known = sender.name in self.mesh.present(ServiceName.SCHEDULER)
-        if not known or self._scheduler_name not in (None, sender.name):
+        if sender.name != self._belonging.scheduler:
             self._drops.warning("plan of another scheduler dropped", scheduler=sender.name)
+            self.mesh.send(ServiceName.SCHEDULER, sender.name, Withdraw())
             return
         if plan.session != self._worker.link:
             # Sent before it heard that there is nothing left to build on; or it takes us for
             # another, who used our name.
             if not self._first_session <= plan.session < self._worker.link:
-                self._announce(sender.name)
+                self._announce()
             return
         self._scheduler = sender
         if not self._worker.submit(Job(self._worker.link, sender.incarnation, plan)):
@@ -137,6 +160,7 @@ class ModelExecutorService(Service):
 
     def _drop_sequences(self) -> None:
         self._worker.link += 1
+        self._scheduler = None  # until it plans
         self._metrics.emptied()
 
     def _done(self, done: Done) -> None:
@@ -162,4 +186,4 @@ class ModelExecutorService(Service):
         self._metrics.misfits.inc()
         self.log.error("plan does not fit", scheduler=self._scheduler.name, reason=reason)
         self._drop_sequences()
-        self._announce(self._scheduler.name)
+        self._announce()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from services.scheduler.admission import admit, invites
 from services.scheduler.engine import Options
@@ -206,6 +206,11 @@ class SchedulerCore:
         if sequence is not None:
             self._drop(sequence)
         return sequence
+
+    def release(self, request_ids: Iterable[RequestId]) -> None:
+        """Others have these; they may come back."""
+        for sequence in [self._known[one] for one in request_ids if one in self._known]:
+            self._drop(sequence)
 
     def abort_where(self, condition: Callable[[Sequence], bool]) -> list[Sequence]:
         """End all requests that meet a condition."""

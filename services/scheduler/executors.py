@@ -12,7 +12,7 @@ from prometheus_client import Counter
 from services.scheduler.core import POISON, SchedulerCore
 from services.scheduler.sequence import Sequence
 from shared.codec import Identity
-from shared.messages import Announce, Failure, Message, Recall, Register
+from shared.messages import Announce, Failure, Message, Recall, Roster
 from shared.types import ServiceName
 
 MAX_STRANGERS = 64  # executors that announced themselves and are not linked to
@@ -45,6 +45,7 @@ class Executors:
         self._failed = failed
         self._recoveries = recoveries
         self._known: dict[str, tuple[Identity, Announce]] = {}  # as they announced themselves
+        self._roster = Roster([])  # as it was told last
         self._log = structlog.get_logger(ServiceName.SCHEDULER.value)
 
     def drives(self, executor: Identity) -> bool:
@@ -54,7 +55,7 @@ class Executors:
 
     def announced(self, capacity: Announce, executor: Identity) -> None:
         if self._known.get(executor.name) == (executor, capacity):
-            return  # it answered `Register`, and had told us already
+            return  # a repetition
         # It started anew, or dropped its state: either way nothing that ran there is left.
         self._let_go(executor.name)
         self._known.pop(executor.name, None)
@@ -64,10 +65,14 @@ class Executors:
             self._take(executor.name)
 
     def joined(self, name: str) -> None:
+        self._link.send(ServiceName.MODEL_EXECUTOR, name, self._roster)
         if name in self._known:
             self._take(name)
-        if self._core.fleet.get(name) is None:  # or it was another that used its name
-            self._link.send(ServiceName.MODEL_EXECUTOR, name, Register("not known here"))
+
+    def withdrew(self, name: str) -> None:
+        """It belongs to another scheduler now."""
+        self._known.pop(name, None)
+        self._let_go(name, died=False)
 
     def leaves(self, name: str) -> None:
         if (engine := self._core.fleet.get(name)) is not None:
@@ -76,6 +81,14 @@ class Executors:
     def lost(self, name: str) -> None:
         self._known.pop(name, None)
         self._let_go(name)
+
+    def tell(self) -> None:
+        """All executors hear whom we have, if that is new: so they spread over the schedulers."""
+        roster = Roster(sorted(self._core.fleet.names))
+        if roster != self._roster:
+            self._roster = roster
+            for name in self._link.present(ServiceName.MODEL_EXECUTOR):
+                self._link.send(ServiceName.MODEL_EXECUTOR, name, roster)
 
     def _forget_strangers(self) -> None:
         """Whoever announces itself is linked to soon, or it is not there."""
@@ -97,7 +110,7 @@ class Executors:
         for sequence, failure in misfits:
             self._failed(sequence, failure)
 
-    def _let_go(self, name: str) -> None:
+    def _let_go(self, name: str, *, died: bool = True) -> None:
         engine = self._core.fleet.get(name)
         if engine is None:
             return
@@ -105,9 +118,11 @@ class Executors:
             "executor lost, its requests will be computed again",
             executor=name,
             requests=len(engine.running),
+            moved=not died,
         )
-        self._recoveries.labels(ServiceName.MODEL_EXECUTOR).inc()
-        for sequence in self._core.disconnect(name):
+        if died:
+            self._recoveries.labels(ServiceName.MODEL_EXECUTOR).inc()
+        for sequence in self._core.disconnect(name, died=died):
             self._failed(sequence, POISON)
         for detokenizer in self._link.present(ServiceName.DETOKENIZER):
             recall = Recall(self._core.recalls, self._core.spared(detokenizer))

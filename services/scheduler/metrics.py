@@ -16,8 +16,10 @@ QUEUE_TIME_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 class SchedulerCollector(Collector):
     """Reads the core when asked, so that counting costs the loop nothing."""
 
-    def __init__(self, core: SchedulerCore) -> None:
+    def __init__(self, core: SchedulerCore, scheduler: str) -> None:
+        """`scheduler` is its name in the mesh."""
         self._core = core
+        self._scheduler = scheduler
 
     def collect(self) -> Iterable[Metric]:
         core, counters, fleet = self._core, self._core.counters, self._core.fleet
@@ -39,17 +41,21 @@ class SchedulerCollector(Collector):
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(f"headrace_{name}", text, value=value)
-        yield self._running()
+        yield from self._executors()
         for name, (text, value) in totals.items():
             yield CounterMetricFamily(f"headrace_{name}", text, value=value)
 
-    def _running(self) -> Metric:
+    def _executors(self) -> Iterable[Metric]:
+        executors = GaugeMetricFamily(
+            "headrace_executors", "Executors of each scheduler", labels=["scheduler"]
+        )
+        executors.add_metric([self._scheduler], len(self._core.fleet))
         running = GaugeMetricFamily(
             "headrace_executor_requests_running", "Those on each executor", labels=["executor"]
         )
         for engine in self._core.fleet.engines:
             running.add_metric([engine.name], len(engine.running))
-        return running
+        return executors, running
 
 
 def queue_time_histogram(registry: CollectorRegistry) -> Histogram:

@@ -25,10 +25,12 @@ from shared.messages import (
     Plan,
     Recalled,
     Refused,
+    Released,
     Reopen,
     Route,
     StepResult,
     Submit,
+    Withdraw,
 )
 from shared.metrics import recoveries_counter, total
 from shared.service import Service
@@ -66,7 +68,7 @@ class SchedulerService(Service):
         self._recoveries = recoveries_counter(self.registry)
         self._executors = Executors(self._core, mesh, self._failed, self._recoveries)
         self._queue_time = queue_time_histogram(self.registry)
-        self.registry.register(SchedulerCollector(self._core))
+        self.registry.register(SchedulerCollector(self._core, mesh.identity.name))
 
     @property
     def load(self) -> Mapping[str, float]:
@@ -96,6 +98,10 @@ class SchedulerService(Service):
                 self._core.abort(message.request_id)
             case Announce():
                 self._executors.announced(message, sender)
+            case Withdraw():
+                self._executors.withdrew(sender.name)
+            case Released():
+                self._core.release(message.request_ids)
             case Recalled():
                 self._core.recalled(message.number, sender.name)
             case Reopen():
@@ -104,10 +110,10 @@ class SchedulerService(Service):
         self._take_turn_soon()
 
     def peer_joined(self, service: ServiceName, name: str) -> None:
-        if service is ServiceName.GATEWAY and self._credit is not None:
-            self.mesh.send(service, name, self._credit)
-        elif service is ServiceName.MODEL_EXECUTOR:
+        if service is ServiceName.MODEL_EXECUTOR:
             self._executors.joined(name)
+        elif self._credit is not None:
+            self.mesh.send(service, name, self._credit)
         self._take_turn_soon()
 
     def peer_leaving(self, service: ServiceName, name: str) -> None:
@@ -191,6 +197,7 @@ class SchedulerService(Service):
                 self._send_plan(executor, plan)
                 self.trace.span("plan", began, plan.step, rows=len(plan.row_slots))
                 began = time.monotonic_ns()
+        self._executors.tell()
         self._publish_credit()
 
     def _send_plan(self, executor: str, plan: Plan) -> None:
@@ -216,6 +223,9 @@ class SchedulerService(Service):
             running=core.fleet.num_running,
             waiting=len(core.waiting),
         )
-        if credit != self._credit:
-            self._credit = credit
+        former, self._credit = self._credit, credit
+        if credit != former:
             self.mesh.broadcast(ServiceName.GATEWAY, credit)
+            self.mesh.broadcast(ServiceName.TOKENIZER, credit)
+        if former is None or credit.max_num_seqs != former.max_num_seqs:
+            self.mesh.broadcast(ServiceName.DETOKENIZER, credit)

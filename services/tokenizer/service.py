@@ -15,8 +15,19 @@ from services.tokenizer.grammars import Grammars
 from services.tokenizer.processor import NO_TEMPLATE, Answer, InputProcessor
 from shared.codec import Identity
 from shared.mesh import Mesh
-from shared.messages import Abort, Decode, Encode, Failure, Generate, Message, Refused, Submit
+from shared.messages import (
+    Abort,
+    Credit,
+    Decode,
+    Encode,
+    Failure,
+    Generate,
+    Message,
+    Refused,
+    Submit,
+)
 from shared.model import ModelInfo, read_model_info
+from shared.schedulers import Schedulers
 from shared.service import Service, StartError
 from shared.settings import Settings, model_path
 from shared.types import ServiceName
@@ -39,6 +50,7 @@ class TokenizerService(Service):
         self._path = model_path(settings)
         self._backlog = Backlog()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenize")
+        self._schedulers = Schedulers()
         self._processor: InputProcessor | None = None  # None while it loads
         self._grammars: Grammars | None = None
         self._free_threads = THREADS
@@ -91,6 +103,8 @@ class TokenizerService(Service):
                 self._add(Job(message, message.route.gateway))
             case Encode() | Decode():
                 self._add(Job(message, sender.name))
+            case Credit():
+                self._schedulers.credit(sender.name, message)
             case Abort():
                 self._backlog.forget(message.request_id)
 
@@ -99,7 +113,9 @@ class TokenizerService(Service):
             self._place_all()
 
     def peer_lost(self, service: ServiceName, name: str) -> None:
-        if service is ServiceName.GATEWAY:
+        if service is ServiceName.SCHEDULER:
+            self._schedulers.forget(name)
+        elif service is ServiceName.GATEWAY:
             self._backlog.forget_where(lambda job: job.gateway == name)
 
     def _add(self, job: Job) -> None:
@@ -145,7 +161,8 @@ class TokenizerService(Service):
 
     def _place(self, job: Job, request: Submit) -> None:
         """Send a request to a scheduler; without one, it waits for some time."""
-        scheduler = self._choose()
+        ids, salt = request.token_ids, request.cache_salt
+        scheduler = self._schedulers.choose(self._candidates, ids, salt)
         if scheduler is None and len(self._unplaced) < MAX_REQUESTS:
             self._unplaced.append((job, request))
             if self._patience is None:
@@ -164,18 +181,19 @@ class TokenizerService(Service):
             self._patience.cancel()
             self._patience = None
         for job, request in unplaced:
-            if self._choose() is not None:
+            if self._candidates:
                 self._place(job, request)
             elif self._backlog.finish(job):
                 self._refuse(job, NO_SCHEDULER)
 
-    def _choose(self) -> str | None:
-        """The scheduler for a request; the last one takes it even if it leaves.
+    @property
+    def _candidates(self) -> list[str]:
+        """Schedulers that take requests; the last one does even if it leaves.
 
         For the gateways send nothing more then: what comes was on its way.
         """
         service = ServiceName.SCHEDULER
-        return next(iter(self.mesh.peers(service) or self.mesh.present(service)), None)
+        return self.mesh.peers(service) or self.mesh.present(service)
 
     def _refuse(self, job: Job, failure: Failure) -> None:
         self._answered.labels("refused").inc()

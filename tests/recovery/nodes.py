@@ -16,12 +16,14 @@ from services.detokenizer.service import DetokenizerService
 from services.gateway.flights import Flights
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.routing import Outstanding
+from services.model_executor.belonging import Belonging
 from services.scheduler.service import SchedulerService
 from shared.codec import Identity
 from shared.messages import (
     Abort,
     Accepted,
     Admitted,
+    Credit,
     Deltas,
     Generate,
     Gone,
@@ -29,10 +31,12 @@ from shared.messages import (
     Message,
     Plan,
     Refused,
-    Register,
+    Roster,
     StepResult,
     Submit,
+    Withdraw,
 )
+from shared.schedulers import Schedulers
 from shared.types import ServiceName, int32s
 from shared.undelivered import Undelivered
 from tests.recovery.network import Network, Node, SimulatedMesh
@@ -77,9 +81,15 @@ class TokenizerNode(Node):
     def __init__(self, network: Network, mesh: SimulatedMesh) -> None:
         super().__init__(network, mesh)
         self._jobs: deque[Generate] = deque()
+        self._schedulers = Schedulers()
+
+    def lost(self, service: ServiceName, name: str) -> None:
+        self._schedulers.forget(name)
 
     def handle(self, message: Message, sender: Identity) -> None:
-        if isinstance(message, Generate):
+        if isinstance(message, Credit):
+            self._schedulers.credit(sender.name, message)
+        elif isinstance(message, Generate):
             self._jobs.append(message)
         elif isinstance(message, Abort):
             self._jobs = deque(j for j in self._jobs if j.request_id != message.request_id)
@@ -92,7 +102,10 @@ class TokenizerNode(Node):
         job = self._jobs.popleft()
         assert job.prompt.token_ids is not None
         request = Submit(job.request_id, job.prompt.token_ids, job.params, job.route)
-        self.mesh.send(SCHEDULER, self.mesh.peers(SCHEDULER)[0], request)
+        names = self.mesh.peers(SCHEDULER)
+        scheduler = self._schedulers.choose(names, request.token_ids, request.cache_salt)
+        assert scheduler is not None
+        self.mesh.send(SCHEDULER, scheduler, request)
 
 
 class ExecutorNode(Node):
@@ -105,43 +118,58 @@ class ExecutorNode(Node):
         self._network = network
         self._scheduler: Identity | None = None
         self._undelivered = Undelivered()
+        self._belonging = Belonging(mesh.identity.name)
         self._session = 1000 * mesh.identity.incarnation
         self._drop()
 
     def _drop(self) -> None:
         self._session += 1
+        self._scheduler = None
         self.executor = TellingExecutor(replace(self._network.capacity, session=self._session))
         self._plans: deque[Plan] = deque()
         self._leased: Plan | None = None
         self._iteration = 0
 
     def handle(self, message: Message, sender: Identity) -> None:
-        ours = self._scheduler is None or self._scheduler.name == sender.name
-        if isinstance(message, Plan) and ours and message.session == self._session:
+        if isinstance(message, Roster):
+            if self._belonging.hear(sender.name, message.executors):
+                if self._scheduler is not None:
+                    self._drop()
+                self._announce()
+            self._find_scheduler()
+        elif isinstance(message, Plan) and sender.name != self._belonging.scheduler:
+            self.mesh.send(SCHEDULER, sender.name, Withdraw())
+        elif isinstance(message, Plan) and message.session == self._session:
             self._scheduler = sender
             self._plans.append(message)
-        elif isinstance(message, Register) and ours:
-            self._announce_anew(sender.name)
 
     def joined(self, service: ServiceName, name: str) -> None:
         for message in self._undelivered.claim(service, name):
             self.mesh.send(service, name, message)
-        ours = self._scheduler is None or self._scheduler.name == name
-        if service is SCHEDULER and ours:
-            self._announce_anew(name)
+        if service is SCHEDULER:
+            self._find_scheduler()
 
     def lost(self, service: ServiceName, name: str) -> None:
         self._undelivered.claim(service, name)
-        if service is SCHEDULER and self._scheduler and self._scheduler.name == name:
-            self._drop()
-            self._scheduler = None
-            for scheduler in self.mesh.peers(SCHEDULER):
-                self.mesh.send(SCHEDULER, scheduler, self.executor.capacity)
+        if service is SCHEDULER:
+            if self._belonging.lose(name):
+                self._drop()
+            self._find_scheduler()
 
-    def _announce_anew(self, scheduler: str) -> None:
-        if self._scheduler is not None:
+    def _find_scheduler(self) -> None:
+        present, former = self.mesh.peers(SCHEDULER), self._belonging.scheduler
+        seek = self._belonging.choose if former is None else self._belonging.better
+        if (chosen := seek(present)) is None:
+            return
+        if former is not None:
+            self.mesh.send(SCHEDULER, former, Withdraw())
             self._drop()
-        self.mesh.send(SCHEDULER, scheduler, self.executor.capacity)
+        self._belonging.join(chosen)
+        self._announce()
+
+    def _announce(self) -> None:
+        assert self._belonging.scheduler is not None
+        self.mesh.send(SCHEDULER, self._belonging.scheduler, self.executor.capacity)
 
     def work(self) -> Callable[[], None] | None:
         leased = self._leased is not None and self._iteration < self._leased.lease

@@ -36,8 +36,9 @@ from shared.messages import (
     Recall,
     Recalled,
     Refused,
-    Register,
+    Released,
     Reopen,
+    Roster,
     Route,
     Status,
     StatusReply,
@@ -47,6 +48,7 @@ from shared.messages import (
     TokenDetails,
     TraceReply,
     TraceRequest,
+    Withdraw,
 )
 from shared.sampling import Grammar, GrammarKind, LogitBias, SamplingParams
 from shared.types import FinishReason, Handle, Incarnation, RequestId, ServiceName, State, int32s
@@ -165,12 +167,14 @@ MESSAGES: list[Message] = [
     Admitted(ID, 160),
     Recall(3, IDS),
     Recalled(3),
-    Register("link lost"),
+    Roster(["model-executor.0", "model-executor.1"]),
     Reopen(ID, "detokenizer.1"),
     Gone(ID),
     Leaving(),
     StatusRequest(ID),
     StatusReply(ID, Status(State.LEAVING, "host", 71, 2.5, [Figure("running", 3.0)])),
+    Withdraw(),
+    Released([ID]),
 ]
 GOLDEN = {
     "Generate": (
@@ -289,9 +293,9 @@ GOLDEN = {
     "Recalled": (
         "970717a97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd159103"
     ),
-    "Register": (
+    "Roster": (
         "970718a97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1591"
-        "a96c696e6b206c6f7374"
+        "92b06d6f64656c2d6578656375746f722e30b06d6f64656c2d6578656375746f722e31"
     ),
     "Reopen": (
         "970719a97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1592"
@@ -309,6 +313,13 @@ GOLDEN = {
     "StatusReply": (
         "97071da97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1592a5"
         "7265712d319502a4686f737447cb40040000000000009192a772756e6e696e67cb4008000000000000"
+    ),
+    "Withdraw": (
+        "97071ea97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1590"
+    ),
+    "Released": (
+        "97071fa97363686564756c6572ab7363686564756c65722e31cf4000000000000005ce075bcd1591"
+        "91a57265712d31"
     ),
 }
 CHANGED = "the wire format changed: raise VERSION in shared/codec.py and put the new bytes here"

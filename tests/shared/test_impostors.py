@@ -11,7 +11,7 @@ from services.model_executor.service import ModelExecutorService
 from services.scheduler.executors import MAX_KNOWN
 from services.scheduler.service import SchedulerService
 from shared.codec import Identity, encode
-from shared.messages import Announce, Credit, Plan, Register
+from shared.messages import Announce, Credit, Plan, Roster
 from shared.types import Incarnation, ServiceName, int32s
 from tests.conftest import until
 from tests.shared.mesh_member import raw_push
@@ -28,14 +28,14 @@ async def test_an_executor_is_asked_again_after_another_used_its_name(stations: 
     scheduler = await stations.serve(SchedulerService)
     executor = await stations.station(EXECUTOR)
     await stations.linked(executor, scheduler)
-    await executor.next(Register)
+    assert (await executor.next(Roster)).executors == []
     executor.say(SCHEDULER, CAPACITY)
     fleet = scheduler._core.fleet
-    await until(lambda: bool(fleet.engines))
+    assert (await executor.next(Roster)).executors == [executor.name]
     impostor = Identity(EXECUTOR, executor.name, Incarnation(1))
     with raw_push(Path(stations.directory), scheduler.mesh.identity.name) as push:
         push.send(encode(replace(CAPACITY, fingerprint="another"), impostor))
-        await executor.next(Register)
+        assert (await executor.next(Roster)).executors == []
     executor.say(SCHEDULER, replace(CAPACITY, session=8))
     await until(lambda: [engine.capacity.session for engine in fleet.engines] == [8])
 
@@ -45,6 +45,7 @@ async def test_plans_for_another_of_its_name_are_answered(stations: Stations) ->
     service = await stations.serve(ModelExecutorService, **flags)
     scheduler = await stations.station(SCHEDULER)
     await stations.linked(service, scheduler)
+    scheduler.say(EXECUTOR, Roster([]))
     capacity = await scheduler.next(Announce)
     for session in (0, 7, capacity.session + 1, 2**62):
         plan = Plan(1, NONE, [], NONE, NONE, NONE, NONE, NONE, NONE, session=session)

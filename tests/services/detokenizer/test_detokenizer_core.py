@@ -226,12 +226,12 @@ def test_a_lost_schedulers_requests_go_to_another(
     core.open(opened(3), other)
     assert core.scheduler_lost("scheduler.0") == 2
     assert core.scheduler_lost("scheduler.0") == 0
-    assert core.resubmit([]) == []
-    assert core.resubmit(["scheduler.1"]) == [
+    assert core.resubmit(lambda journal: None) == []
+    assert core.resubmit(lambda journal: "scheduler.1") == [
         again(1, [hello], "scheduler.1"),
         again(2, [], "scheduler.1"),
     ]
-    assert core.resubmit(["scheduler.1"]) == []  # once is enough
+    assert core.resubmit(lambda journal: "scheduler.1") == []  # once is enough
     out = core.open(resumed(1, [hello], handle=7), other)
     assert out == [(GATEWAY, "gateway.0", Accepted(R1, len(PROMPT), "scheduler.1"))]
     assert (core.num_open, core.num_orphans) == (3, 1)
@@ -243,15 +243,15 @@ def test_a_lost_schedulers_requests_go_to_another(
 def test_the_next_scheduler_may_be_lost_too(core: DetokenizerCore) -> None:
     core.open(opened(1), SCHEDULER_0)
     core.scheduler_lost("scheduler.0")
-    assert core.resubmit(["scheduler.1"]) == [again(1, [], "scheduler.1")]
+    assert core.resubmit(lambda journal: "scheduler.1") == [again(1, [], "scheduler.1")]
     assert core.scheduler_lost("scheduler.1") == 0
-    assert core.resubmit(["scheduler.2"]) == [again(1, [], "scheduler.2")]
+    assert core.resubmit(lambda journal: "scheduler.2") == [again(1, [], "scheduler.2")]
 
 
 def test_orphans_do_not_wait_for_ever(core: DetokenizerCore) -> None:
     core.open(opened(1), SCHEDULER_0)
     core.scheduler_lost("scheduler.0")
-    core.resubmit(["scheduler.1"])
+    core.resubmit(lambda journal: "scheduler.1")
     assert failures(core.give_up_orphans()) == [("r1", 503)]
     late = core.open(resumed(1, []), REBORN)
     assert late == [(SCHEDULER, "scheduler.0", Abort(R1, "aborted before"))]
@@ -262,7 +262,7 @@ def test_an_abort_while_orphaned(core: DetokenizerCore) -> None:
     """It may overtake what the next scheduler opens."""
     core.open(opened(1), SCHEDULER_0)
     core.scheduler_lost("scheduler.0")
-    core.resubmit(["scheduler.0"])
+    core.resubmit(lambda journal: "scheduler.0")
     core.abort(R1)
     assert (core.num_open, core.num_orphans) == (0, 0)
     assert core.open(resumed(1, []), REBORN) == [
@@ -277,7 +277,7 @@ def test_a_reborn_scheduler_knows_nothing_of_its_former_life(core: DetokenizerCo
     assert (core.num_open, core.num_orphans) == (2, 1)
     assert core.step(step((5, 0, 81, NONE))) == []
     assert len(core.step(step((1, 0, 81, NONE), epoch=REBORN.incarnation))) == 1
-    assert core.resubmit(["scheduler.0"]) == [again(5, [])]
+    assert core.resubmit(lambda journal: "scheduler.0") == [again(5, [])]
 
 
 def test_a_recall_is_answered_with_all_of_that_life(

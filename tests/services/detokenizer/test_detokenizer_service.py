@@ -12,6 +12,7 @@ from shared.codec import Identity, encode
 from shared.messages import (
     Abort,
     Accepted,
+    Credit,
     Deltas,
     Finished,
     MetricsReply,
@@ -19,6 +20,7 @@ from shared.messages import (
     Open,
     Recall,
     Recalled,
+    Released,
     Route,
     StepResult,
     Submit,
@@ -175,7 +177,30 @@ async def test_a_scheduler_may_speak_when_it_is_dead(
         push.send(encode(opened(), Identity(SCHEDULER, "scheduler.0", Incarnation(1))))
         await gateway.next(Accepted)
     heir = await stations.station(SCHEDULER, index=0 if returns else 1)
+    if returns:  # should it be the same life, it has to let go
+        assert (await heir.next(Released)).request_ids == [REQUEST]
     assert (await heir.next(Submit)).request_id == REQUEST
+
+
+async def test_a_scheduler_without_executors_loses_its_requests_to_one_that_has_some(
+    stations: Stations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detokenizer_service, "PATIENCE_SECONDS", 0.05)
+    service = await stations.serve(DetokenizerService)
+    gateway = await stations.station(GATEWAY)
+    poor = await stations.station(SCHEDULER)
+    await stations.linked(service, gateway, poor)
+    poor.say(DETOKENIZER, Credit(0, 0, 0, 1), opened())
+    await gateway.next(Accepted)
+    rich = await stations.station(SCHEDULER, index=1)
+    await stations.linked(service, rich)
+    rich.say(DETOKENIZER, Credit(4, 9, 0, 0))
+    assert await poor.next(Released) == Released([REQUEST])
+    assert (await rich.next(Submit)).request_id == REQUEST
+    poor.say(DETOKENIZER, opened())  # it was on its way
+    assert await poor.next(Released) == Released([REQUEST])
+    rich.say(DETOKENIZER, opened())
+    assert (await gateway.next(Accepted)).scheduler == rich.name
 
 
 async def test_a_recall_is_answered(stations: Stations) -> None:

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
+from services.model_executor import service as executor_service
 from services.model_executor.service import ModelExecutorService
-from shared.codec import encode
-from shared.messages import Announce, MetricsReply, MetricsRequest, Plan, Register, StepResult
+from shared.messages import (
+    Announce,
+    MetricsReply,
+    MetricsRequest,
+    Plan,
+    Roster,
+    StepResult,
+    Withdraw,
+)
 from shared.sampling import SamplingParams
 from shared.settings import Settings
 from shared.types import FinishReason, Handle, RequestId, ServiceName, int32s
-from tests.conftest import until
 from tests.services.model_executor.plan_maker import PlanMaker, Running
-from tests.shared.mesh_member import raw_push
 
 if TYPE_CHECKING:
     from tests.conftest import Station, Stations
@@ -40,6 +47,12 @@ async def serve(stations: Stations) -> ModelExecutorService:
     )
     assert isinstance(service, ModelExecutorService)
     return service
+
+
+async def announced(scheduler: Station, *others: str) -> Announce:
+    """What the executor says to a scheduler that has no executor but these."""
+    scheduler.say(EXECUTOR, Roster(list(others)))
+    return await scheduler.next(Announce)
 
 
 async def ask(scheduler: Station, maker: PlanMaker, sequence: Running) -> list[StepResult]:
@@ -68,7 +81,7 @@ async def test_tokens_go_to_the_scheduler_and_to_the_detokenizers_concerned(
     detokenizer = await stations.station(DETOKENIZER)
     gateway = await stations.station(GATEWAY)
     await stations.linked(service, scheduler, detokenizer, gateway)
-    capacity = await scheduler.next(Announce)
+    capacity = await announced(scheduler)
     assert (capacity.num_blocks, capacity.max_num_seqs) == (64, 4)
     assert capacity.fingerprint.endswith("-float32")
     one, maker = question(), PlanMaker(capacity)
@@ -91,7 +104,7 @@ async def test_after_a_misfit_both_start_over(stations: Stations) -> None:
     service = await serve(stations)
     scheduler = await stations.station(SCHEDULER)
     await stations.linked(service, scheduler)
-    maker = PlanMaker(await scheduler.next(Announce))
+    maker = PlanMaker(await announced(scheduler))
     maker.enter(question())
     scheduler.say(EXECUTOR, maker.plan())
     await scheduler.next(StepResult)
@@ -110,13 +123,13 @@ async def test_after_a_misfit_both_start_over(stations: Stations) -> None:
 async def test_a_scheduler_that_comes_back_finds_an_empty_batch(stations: Stations) -> None:
     service = await serve(stations)
     async with leaving(stations, service) as scheduler:
-        maker = PlanMaker(await scheduler.next(Announce))
+        maker = PlanMaker(await announced(scheduler))
         maker.enter(question())
         scheduler.say(EXECUTOR, maker.plan())
         await scheduler.next(StepResult)
         had_work = service.busy
     async with leaving(stations, service) as scheduler:
-        maker = PlanMaker(await scheduler.next(Announce))
+        maker = PlanMaker(await announced(scheduler))
         assert had_work and not service.busy
         one = question()
         await ask(scheduler, maker, one)
@@ -126,11 +139,12 @@ async def test_a_scheduler_that_comes_back_finds_an_empty_batch(stations: Statio
 async def test_another_scheduler_is_served_only_after_the_first(stations: Stations) -> None:
     service = await serve(stations)
     async with leaving(stations, service) as first:
-        maker = PlanMaker(await first.next(Announce))
+        maker = PlanMaker(await announced(first))
         await ask(first, maker, question())
         second = await stations.station(SCHEDULER, index=1)
         await stations.linked(service, second)
-        second.say(EXECUTOR, misfit(maker))  # nobody asked it to, and nothing comes of it
+        second.say(EXECUTOR, Roster([]), misfit(maker))
+        await second.next(Withdraw)  # it must not count on us
         one = question()
         await ask(first, maker, one)
         assert one.outputs[0] == ANSWER
@@ -139,47 +153,47 @@ async def test_another_scheduler_is_served_only_after_the_first(stations: Statio
     assert one.outputs[0] == ANSWER
 
 
-async def test_a_scheduler_that_does_not_know_us_hears_of_us(stations: Stations) -> None:
-    """If it is ours, it had us hold what it has forgotten."""
+async def test_a_scheduler_that_forgot_us_hears_of_us(stations: Stations) -> None:
+    """It had us hold what it has forgotten."""
     service = await serve(stations)
     scheduler = await stations.station(SCHEDULER)
     await stations.linked(service, scheduler)
-    capacity = await scheduler.next(Announce)
-    scheduler.say(EXECUTOR, Register("a test"))
-    assert await scheduler.next(Announce) == capacity  # there was nothing to drop
+    capacity = await announced(scheduler)
     maker = PlanMaker(capacity)
     maker.enter(question())
-    scheduler.say(EXECUTOR, maker.plan())
+    scheduler.say(EXECUTOR, Roster([]))  # maybe it just has not heard of us yet
+    assert await scheduler.next(Announce) == capacity
+    scheduler.say(EXECUTOR, Roster([service.mesh.identity.name]), maker.plan())
     await scheduler.next(StepResult)
-    scheduler.say(EXECUTOR, Register("the link broke"))
-    again = await scheduler.next(Announce)
-    assert again.session == capacity.session + 1
+    again = await announced(scheduler)
+    assert again.session > capacity.session
     assert not service.busy
-    other = await stations.station(SCHEDULER, index=1)
-    await stations.linked(service, other)
     one = question()
-    scheduler.say(EXECUTOR, *[maker.plan()])  # of the former session: not run
+    scheduler.say(EXECUTOR, maker.plan())  # of the former session: not run
     await ask(scheduler, PlanMaker(again), one)
-    other.say(EXECUTOR, Register("not yours"), MetricsRequest(RequestId("m")))
-    await other.next(MetricsReply)  # and no `Announce` before it
     assert one.outputs[0] == ANSWER
 
 
-async def test_a_plan_of_a_scheduler_that_has_died_binds_nobody(stations: Stations) -> None:
+async def test_of_two_executors_one_moves_to_a_scheduler_that_has_none(
+    stations: Stations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_service, "MOVE_SECONDS", 0.05)
     service = await serve(stations)
-    async with leaving(stations, service) as dead:
-        capacity = await dead.next(Announce)
-    await until(lambda: not service.mesh.present(SCHEDULER))
-    maker = PlanMaker(capacity)
+    ours, before, behind = service.mesh.identity.name, "an executor", "the last executor"
+    first = await stations.station(SCHEDULER)
+    await stations.linked(service, first)
+    maker = PlanMaker(await announced(first))
     maker.enter(question())
-    scheduler = await stations.station(SCHEDULER, index=1)
-    await stations.linked(service, scheduler)
-    capacity, one = await scheduler.next(Announce), question()
-    with raw_push(Path(stations.directory), service.mesh.identity.name) as push:
-        push.send(encode(maker.plan(), dead.mesh.identity))
-        scheduler.say(EXECUTOR, Register("a test"))
-        assert await scheduler.next(Announce) == capacity
-        await ask(scheduler, PlanMaker(capacity), one)
+    first.say(EXECUTOR, Roster([ours, behind]), maker.plan())
+    await first.next(StepResult)
+    second = await stations.station(SCHEDULER, index=1)
+    await stations.linked(service, second)
+    second.say(EXECUTOR, Roster([]))  # the other one is to move
+    first.say(EXECUTOR, Roster([before, ours]))
+    await first.next(Withdraw)
+    one, maker = question(), PlanMaker(await second.next(Announce))
+    assert not service.busy
+    await ask(second, maker, one)
     assert one.outputs[0] == ANSWER
 
 
@@ -192,6 +206,7 @@ async def test_no_two_lives_have_the_same_session(stations: Stations) -> None:
             ModelExecutorService, device="simulated", index=index, num_gpu_blocks_override=64
         )
         await stations.linked(service, scheduler)
+        scheduler.mesh.broadcast(EXECUTOR, Roster([]))
         sessions.add((await scheduler.next(Announce)).session)
     assert len(sessions) == 2
 
@@ -202,7 +217,7 @@ async def test_tokens_for_a_detokenizer_that_is_not_linked_yet_reach_it(
     service = await serve(stations)
     scheduler = await stations.station(SCHEDULER)
     await stations.linked(service, scheduler)
-    results = await ask(scheduler, PlanMaker(await scheduler.next(Announce)), question())
+    results = await ask(scheduler, PlanMaker(await announced(scheduler)), question())
     detokenizer = await stations.station(DETOKENIZER)
     assert [await detokenizer.next(StepResult) for _ in results] == results
 

@@ -19,7 +19,7 @@ from shared.messages import (
     Plan,
     Recall,
     Recalled,
-    Register,
+    Roster,
     StepResult,
     Submit,
 )
@@ -38,6 +38,15 @@ GATEWAY, TOKENIZER, DETOKENIZER = (
 SCHEDULER, EXECUTOR = ServiceName.SCHEDULER, ServiceName.MODEL_EXECUTOR
 
 Kind = TypeVar("Kind", bound=Message)
+
+
+async def heard(station: Station, kind: type[Kind]) -> Kind:
+    """The next message of this kind; what comes unasked passes by, anything else is wrong."""
+    while True:
+        message: Message = await station.next(Message)  # type: ignore[arg-type]
+        if isinstance(message, kind):
+            return message
+        assert isinstance(message, Credit | Admitted | Roster | Recall), message
 
 
 class Scene:
@@ -82,11 +91,7 @@ class Scene:
 
     async def hear(self, who: ServiceName, kind: type[Kind]) -> Kind:
         """The next message of this kind; what comes unasked passes by, anything else is wrong."""
-        while True:
-            message: Message = await self.at[who].next(Message)  # type: ignore[arg-type]
-            if isinstance(message, kind):
-                return message
-            assert isinstance(message, Credit | Admitted | Register | Recall), message
+        return await heard(self.at[who], kind)
 
     async def recalled(self, *journals: Submit) -> None:
         """The executor was lost: the detokenizer submits what it has."""

@@ -22,10 +22,11 @@ from shared.messages import (
     Recall,
     Recalled,
     Refused,
-    Register,
     Reopen,
+    Roster,
     Route,
     Submit,
+    Withdraw,
 )
 from shared.types import Handle, Incarnation, RequestId
 from tests.conftest import until
@@ -37,6 +38,7 @@ from tests.services.scheduler.scheduler_scene import (
     SCHEDULER,
     TOKENIZER,
     Scene,
+    heard,
 )
 from tests.shared.mesh_member import raw_push
 
@@ -148,7 +150,7 @@ async def test_the_answer_to_a_former_recall_drops_nothing(stations: Stations) -
     await scene.lose(EXECUTOR)
     await next_executor(scene)
     scene.say(EXECUTOR, replace(CAPACITY, session=4))  # and lost again
-    assert [(await scene.at[DETOKENIZER].next(Recall)).number for _ in range(2)] == [1, 2]
+    assert [(await scene.hear(DETOKENIZER, Recall)).number for _ in range(2)] == [1, 2]
     scene.executor.capacity = replace(CAPACITY, session=4)
     scene.say(DETOKENIZER, Recalled(1), ran(request, 1), Recalled(2))
     assert await entered(scene) == [6]
@@ -188,10 +190,16 @@ async def test_a_repeated_announcement_changes_nothing(stations: Stations) -> No
     await scene.finish(1)
 
 
-async def test_an_executor_that_is_not_known_is_asked_to_register(stations: Stations) -> None:
+async def test_an_executor_hears_whom_the_scheduler_has(stations: Stations) -> None:
     scene = Scene(stations, await stations.serve(SchedulerService))
     await scene.place(EXECUTOR)
-    await scene.at[EXECUTOR].next(Register)
+    assert (await scene.at[EXECUTOR].next(Roster)).executors == []
+    scene.say(EXECUTOR, CAPACITY)
+    assert (await scene.at[EXECUTOR].next(Roster)).executors == [scene.at[EXECUTOR].name]
+    await scene.place(GATEWAY)
+    scene.say(EXECUTOR, Withdraw())
+    assert (await scene.at[EXECUTOR].next(Roster)).executors == []
+    await scene.credit(max_num_seqs=0)
 
 
 async def test_an_executor_is_taken_only_when_it_can_be_sent_plans(stations: Stations) -> None:
@@ -226,14 +234,14 @@ async def test_a_second_executor_takes_over_when_the_first_is_lost(stations: Sta
     scene = await Scene.set(stations)
     standby = await stations.station(EXECUTOR, index=1)
     await stations.linked(standby, scene.scheduler)
-    await standby.next(Register)
+    await heard(standby, Roster)
     standby.say(SCHEDULER, CAPACITY)
     scene.say(TOKENIZER, request := submit("a", 5, 8))
     await scene.hear(DETOKENIZER, Open)
     await scene.iterate()
     await scene.lose(EXECUTOR)
     await scene.recalled(ran(request, 1))
-    plan = await standby.next(Plan)
+    plan = await heard(standby, Plan)
     assert [len(entering.token_ids) for entering in plan.entering] == [6]
 
 
@@ -241,7 +249,7 @@ async def test_a_second_executor_that_left_is_forgotten(stations: Stations) -> N
     scene = await Scene.set(stations)
     standby = await stations.station(EXECUTOR, index=1)
     await stations.linked(standby, scene.scheduler)
-    await standby.next(Register)
+    await heard(standby, Roster)
     standby.say(SCHEDULER, CAPACITY)
     await until(lambda: standby.name in scene.scheduler._core.fleet.names)
     await stations.leave(standby)
@@ -331,7 +339,7 @@ async def test_requests_of_a_lost_detokenizer_are_opened_on_another(stations: St
     await scene.lose(DETOKENIZER)
     await scene.credit(running=0, waiting=1)
     scene.say(EXECUTOR, scene.compute(plan))  # its token counts, too
-    opened = await spare.next(Open)
+    opened = await heard(spare, Open)
     assert opened == Open(
         A, Handle(2), "gateway.0", ran(request, 3).token_ids, request.params, output_tokens=3
     )
@@ -349,7 +357,7 @@ async def test_whoever_is_opened_later_has_a_later_handle(stations: Stations) ->
     elsewhere = Route("gateway.0", "detokenizer.1")
     scene.say(TOKENIZER, submit("a", 5, 2, route=elsewhere), submit("b", 5, 2))
     assert (await scene.hear(DETOKENIZER, Open)).handle == 2
-    assert (await (await another(scene)).next(Open)).handle == 3
+    assert (await heard(await another(scene), Open)).handle == 3
     await scene.finish(2)
 
 
@@ -362,7 +370,7 @@ async def test_a_finish_that_the_lost_one_may_not_have_told_comes_again(
     await scene.lose(DETOKENIZER)
     await scene.credit(running=0, waiting=1)
     scene.say(EXECUTOR, scene.compute(plan))
-    assert (await spare.next(Open)).output_tokens == 1
+    assert (await heard(spare, Open)).output_tokens == 1
     await scene.finish(1)
     while scene.scheduler.busy:
         await scene.credit()
@@ -377,7 +385,7 @@ async def test_what_is_told_of_tokens_is_computed_again(stations: Stations) -> N
     await scene.lose(DETOKENIZER)
     await scene.credit(running=0, waiting=1)
     scene.say(EXECUTOR, scene.compute(plan))
-    assert (await spare.next(Open)).output_tokens == 0
+    assert (await heard(spare, Open)).output_tokens == 0
     assert (await entered(scene)) == [5]
 
 
@@ -458,7 +466,7 @@ async def test_what_ran_under_another_scheduler_goes_on(stations: Stations) -> N
     await scene.credit(waiting=1)
     await scene.place(DETOKENIZER)
     later = await another(scene)
-    assert (await later.next(Open)).output_tokens == 3
+    assert (await heard(later, Open)).output_tokens == 3
     await scene.place(EXECUTOR)
     await scene.announce()
     assert await entered(scene) == [8]
