@@ -121,7 +121,7 @@ class Flights:
         sequence.scheduler, sequence.detokenizer = message.scheduler, detokenizer
         if detokenizer not in self._link.present(ServiceName.DETOKENIZER):
             loop = asyncio.get_running_loop()
-            loop.call_later(HEARSAY_SECONDS, self._doubt, sequence, sequence.request_id)
+            sequence.patience = loop.call_later(HEARSAY_SECONDS, self._doubt, sequence)
         sequence.flight.collector.accept(sequence.index, message.prompt_tokens)
         followers, sequence.followers = sequence.followers, []
         for follower in followers:
@@ -208,12 +208,10 @@ class Flights:
             if known and sequence.stage is Stage.SENT and sequence.sent_at < before:
                 self._relaunch(sequence)
 
-    def _doubt(self, sequence: Sequence, request_id: RequestId) -> None:
+    def _doubt(self, sequence: Sequence) -> None:
         """Its detokenizer may have died before we heard that it has it."""
-        present = self._link.present(ServiceName.DETOKENIZER)
-        same = sequence.request_id == request_id and request_id in self._sequences
-        if same and sequence.detokenizer not in present and not sequence.lost:
-            self._bereave(sequence, ServiceName.DETOKENIZER, sequence.detokenizer)
+        sequence.patience = None
+        self._bereave(sequence, ServiceName.DETOKENIZER, sequence.detokenizer)
 
     def _may_be_at(self, sequence: Sequence, service: ServiceName, name: str) -> bool:
         if service is ServiceName.SCHEDULER:  # the tokenizer chose it, and has not told us

@@ -24,7 +24,6 @@ from tests.e2e.harness import MODEL, READY_SECONDS, RunningMesh, running_mesh
 SIM = ("--device", "simulated", "--sim", "base=0.005", "--num-gpu-blocks-override", "500")
 PROMPTS = ["The mill", "A river that", "Once upon a time", "Water is"]
 SERVICES = ("detokenizer", "tokenizer", "scheduler", "model-executor", "gateway")
-JOINING = ("detokenizer", "tokenizer", "model-executor", "gateway")
 INDEX = 7  # of those who join
 
 
@@ -165,22 +164,22 @@ def test_instances_join_and_leave(model_dir: Path, capsys: pytest.CaptureFixture
         load = Load(mesh)
         with load.running():
             load.goes_on()
-            for service in JOINING[:-1]:
+            for service in SERVICES[:-1]:
                 joined.start(service, *(SIM if service == "model-executor" else ()))
             load.urls = [mesh.url, joined.start_gateway()]
             load.goes_on()
 
             assert run(["status", mesh.url]) == 0
             table = capsys.readouterr().out
-            for service in JOINING:
+            for service in SERVICES:
                 assert f"{service}.0 " in table and f"{service}.{INDEX} " in table
 
-            for service in JOINING:
+            for service in SERVICES:
                 restart(mesh, service)
                 load.goes_on()
             load.urls = [mesh.url]
             load.goes_on()
-            for service in JOINING:
+            for service in SERVICES:
                 joined.leave(service)
             load.goes_on()
         assert not load.faults, load.faults
