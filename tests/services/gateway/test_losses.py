@@ -300,6 +300,7 @@ async def test_a_former_detokenizer_is_told_and_its_failure_ends_nothing(
     async with background(complete(client)) as answering:
         request = await mesh.tokenizer.hear(Generate)
         mesh.detokenizer.tell(Accepted(request.request_id, 3, "scheduler.0"))
+        await until(lambda: mesh.choices()[0].accepted)
         spare.tell(Accepted(request.request_id, 3, "scheduler.0"))
         assert (await mesh.detokenizer.hear(Abort)).request_id == request.request_id
         failure = Finished(
