@@ -95,7 +95,10 @@ class SchedulerService(Service):
             case Submit():
                 self._submit(message)
             case Abort():
-                self._core.abort(message.request_id)
+                sequence = self._core.abort(message.request_id)
+                if sequence is not None and sender.service is ServiceName.GATEWAY:
+                    # Its own may have been lost with a link, and nobody would say it again.
+                    self.mesh.send(ServiceName.DETOKENIZER, sequence.route.detokenizer, message)
             case Announce():
                 self._executors.announced(message, sender)
             case Withdraw():

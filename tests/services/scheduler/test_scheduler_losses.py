@@ -163,10 +163,12 @@ async def test_an_abort_while_recalled(stations: Stations) -> None:
     scene = await under_way(stations, 3, request)
     await scene.lose(EXECUTOR)
     scene.say(GATEWAY, Abort(A, "left"))
+    await scene.hear(DETOKENIZER, Recall)
+    assert (await scene.hear(DETOKENIZER, Abort)).request_id == A  # the gateway's may be lost
     await scene.credit(max_num_seqs=0, waiting=0)
     await scene.place(EXECUTOR)
     await scene.announce()
-    await scene.recalled(ran(request, 3))
+    scene.say(DETOKENIZER, ran(request, 3), Recalled(1))
     await scene.caught_up()  # and no `Open` before it
     assert not scene.scheduler.busy
 
