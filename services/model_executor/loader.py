@@ -33,9 +33,9 @@ def choose_device(settings: Settings) -> torch.device:
     if settings.device == "cuda" and not available:
         raise StartError("--device cuda: torch finds no CUDA device here")
     use_cuda = settings.device == "cuda" or (settings.device == "auto" and available)
-    if not use_cuda:
-        return torch.device("cpu")
-    return torch.device("cuda", settings.index % torch.cuda.device_count())
+    if use_cuda and settings.executors > 1:
+        return torch.device("cuda", settings.index % torch.cuda.device_count())
+    return torch.device("cuda" if use_cuda else "cpu")
 
 
 def load_model(

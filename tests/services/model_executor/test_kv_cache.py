@@ -44,6 +44,11 @@ def test_by_itself_it_takes_a_share_of_what_is_free(
     assert blocks() in (expected, expected - 1)
 
 
+def test_executors_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache, "free_memory", lambda: 1000 * BLOCK_BYTES)
+    assert blocks(executors=4) in (99, 100)
+
+
 def test_free_memory_is_the_containers_if_that_is_less(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:    5000 kB\n")
