@@ -53,6 +53,8 @@ class World:
         for service, index in ((DETOKENIZER, 1), (SCHEDULER, 1), (EXECUTOR, 1), (EXECUTOR, 2)):
             if self.rng.random() < 0.5:
                 self.wanted.append((service, index))
+        if (SCHEDULER, 1) in self.wanted and self.only_executor:
+            self.wanted.append((EXECUTOR, 1))  # without one, a scheduler waits for it
         mesh.start(GATEWAY)
         for service, index in self.wanted:
             mesh.start(service, index)
