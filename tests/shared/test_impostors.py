@@ -63,7 +63,7 @@ async def test_executors_that_are_not_there_are_not_remembered_for_ever(
     with raw_push(Path(stations.directory), scheduler.mesh.identity.name) as push:
         for number in range(1000):
             push.send(encode(CAPACITY, Identity(EXECUTOR, f"no.{number}", Incarnation(1))))
-    await until(lambda: "no.999" in scheduler._executors._known)
+        await until(lambda: "no.999" in scheduler._executors._known)  # else the rest is not sent
     assert len(scheduler._executors._known) <= MAX_KNOWN
     assert list(scheduler._core.fleet.names) == [executor.name]
 
