@@ -206,7 +206,7 @@ async def test_no_two_lives_have_the_same_session(stations: Stations) -> None:
             ModelExecutorService, device="simulated", index=index, num_gpu_blocks_override=64
         )
         await stations.linked(service, scheduler)
-        scheduler.mesh.broadcast(EXECUTOR, Roster([]))
+        scheduler.mesh.send(EXECUTOR, service.mesh.identity.name, Roster([]))
         sessions.add((await scheduler.next(Announce)).session)
     assert len(sessions) == 2
 
