@@ -49,7 +49,7 @@ class Sequence:
     followers: list[Sequence] = field(default_factory=list)
     stage: Stage = Stage.HELD
     request_id: RequestId = field(default_factory=new_request_id)
-    launches: int = 0  # since it was accepted last
+    tokenizers_lost: int = 0  # which had it, since it was accepted last
     sent_at: float = 0.0  # loop time, seconds
     tokenizer: str = ""
     detokenizer: str = ""

@@ -34,7 +34,7 @@ from shared.types import FinishReason, RequestId, ServiceName
 
 HEARSAY_SECONDS = 1.0  # until all have heard of a loss that we heard of
 PATIENCE_SECONDS = 65.0  # until others go on with a request: a little longer than theirs
-MAX_LAUNCHES = 3  # a prompt that kills tokenizers is not sent to all of them
+MAX_TOKENIZERS_LOST = 3  # a prompt that kills tokenizers is not sent to all of them
 
 
 class Flights:
@@ -115,7 +115,7 @@ class Flights:
             self._link.send(ServiceName.DETOKENIZER, former, abort)
         self._found(sequence)
         self._launches.arrived(sequence)
-        sequence.stage, sequence.launches = Stage.ACCEPTED, 0
+        sequence.stage, sequence.tokenizers_lost = Stage.ACCEPTED, 0
         if sequence.flight.accepted_at is None:
             sequence.flight.accepted_at = time.perf_counter()
         sequence.scheduler, sequence.detokenizer = message.scheduler, detokenizer
@@ -184,6 +184,7 @@ class Flights:
             if sequence.request_id not in self._sequences:
                 continue  # went with another of its request
             if sequence.stage is Stage.SENT and self._may_be_at(sequence, service, name):
+                sequence.tokenizers_lost += service is ServiceName.TOKENIZER
                 self._relaunch(sequence)
                 again += 1
             elif sequence.stage is Stage.ACCEPTED and sequence.at(service) == name:
@@ -242,13 +243,12 @@ class Flights:
 
     def _relaunch(self, sequence: Sequence) -> None:
         """From the start, with the same seed: what its client has already is known here."""
-        launches = sequence.launches
         self._drop(sequence, "lost with a service")
         sequence.flight.collector.found(sequence.index, 0)
         sequence.request_id, sequence.stage = new_request_id(), Stage.HELD
         self._sequences[sequence.request_id] = sequence
-        if launches >= MAX_LAUNCHES:
-            message = f"This request was lost {launches} times with a service."
+        if sequence.tokenizers_lost >= MAX_TOKENIZERS_LOST:
+            message = f"This request was lost {MAX_TOKENIZERS_LOST} times with a tokenizer."
             self._fail(sequence, fault(message))
         else:
             self._launches.launch(sequence)

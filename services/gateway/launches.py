@@ -112,7 +112,6 @@ class Launches:
                 self._outstanding.add(tokenizer, work_of(sequence.prompt))
                 sequence.tokenizer, sequence.detokenizer = tokenizer, detokenizer
                 sequence.stage, sequence.sent_at = Stage.SENT, asyncio.get_running_loop().time()
-                sequence.launches += 1
                 return True
             tokenizers.remove(tokenizer)
         return False

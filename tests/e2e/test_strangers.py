@@ -82,7 +82,7 @@ def test_nothing_is_unpickled_and_garbage_ends_nothing(mesh: RunningMesh, tmp_pa
                     push.send(content)
                 push.send_multipart([*pickled, *noise])
     assert mesh.text("The mill", max_tokens=8) == expected
-    assert {process.pid for process in tree(mesh)} == before
+    assert before <= {process.pid for process in tree(mesh)}  # a child may try grammars by now
     assert not mark.exists()
     frames = 2 * len(inboxes) * (len(pickled) + len(noise))
     while mesh.metric("headrace_mesh_bad_frames_total") < frames:
@@ -111,5 +111,5 @@ def test_a_mesh_under_attack_serves_all_the_same(mesh: RunningMesh) -> None:
                     sent += 1
             assert mesh.text("The mill", max_tokens=8) == expected
     assert mesh.metric("headrace_mesh_bad_frames_total") > 0.2 * sent
-    assert {process.pid for process in tree(mesh)} == before
+    assert before <= {process.pid for process in tree(mesh)}  # a child may try grammars by now
     assert mesh.text("The mill", max_tokens=8) == expected

@@ -165,7 +165,7 @@ def library(model_dir: Path) -> Tokenizer:
 def make_settings(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[random.Random], Settings]:
-    monkeypatch.setattr(flights, "MAX_LAUNCHES", 100)  # nothing here is poison
+    monkeypatch.setattr(flights, "MAX_TOKENIZERS_LOST", 100)  # nothing here is poison
     for reader in (Decoders, read_model_info):  # each life of a detokenizer would read the same
         monkeypatch.setattr(detokenizer_service, reader.__name__, cache(reader))
     return lambda rng: Settings(

@@ -121,7 +121,7 @@ async def test_a_prompt_that_kills_tokenizers_is_given_up(
     async with background(complete(client, n=2)) as answering:
         await mesh.tokenizer.hear(Generate)
         victim = mesh.tokenizer
-        for index in range(1, flights.MAX_LAUNCHES):
+        for index in range(1, flights.MAX_TOKENIZERS_LOST):
             spare = await mesh.start(TOKENIZER, index)
             await mesh.met(spare)
             await mesh.kill(victim)
