@@ -49,9 +49,8 @@ async def serve(stations: Stations) -> ModelExecutorService:
     return service
 
 
-async def announced(scheduler: Station, *others: str) -> Announce:
-    """What the executor says to a scheduler that has no executor but these."""
-    scheduler.say(EXECUTOR, Roster(list(others)))
+async def announced(scheduler: Station) -> Announce:
+    """What the executor says, once and unasked, to a scheduler that it joins."""
     return await scheduler.next(Announce)
 
 
@@ -165,7 +164,8 @@ async def test_a_scheduler_that_forgot_us_hears_of_us(stations: Stations) -> Non
     assert await scheduler.next(Announce) == capacity
     scheduler.say(EXECUTOR, Roster([service.mesh.identity.name]), maker.plan())
     await scheduler.next(StepResult)
-    again = await announced(scheduler)
+    scheduler.say(EXECUTOR, Roster([]))
+    again = await scheduler.next(Announce)
     assert again.session > capacity.session
     assert not service.busy
     one = question()
@@ -206,7 +206,6 @@ async def test_no_two_lives_have_the_same_session(stations: Stations) -> None:
             ModelExecutorService, device="simulated", index=index, num_gpu_blocks_override=64
         )
         await stations.linked(service, scheduler)
-        scheduler.mesh.send(EXECUTOR, service.mesh.identity.name, Roster([]))
         sessions.add((await scheduler.next(Announce)).session)
     assert len(sessions) == 2
 
